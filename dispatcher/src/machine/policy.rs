@@ -1,0 +1,107 @@
+//! Every limit and time-out of the machine in one struct, asserted against each other.
+
+use std::time::Duration;
+
+/// What the machine may do and for how long. Built from the configuration once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// Instances in the pool.
+    pub instances: u32,
+    /// Waiting entries, measuring ones included.
+    pub queue_entries_max: u32,
+    /// Bytes that waiting entries hold together.
+    pub queue_bytes_max: u64,
+    /// Estimated tokens of waiting entries together.
+    pub queue_tokens_max: u64,
+    /// Longest wait from arrival to the first assignment.
+    pub queue_timeout: Duration,
+    /// Requests one key may have assigned at a time; `None`: no cap.
+    pub key_in_flight_max: Option<u32>,
+    /// A waiting entry rises one priority class for each of these it has waited.
+    pub priority_aging: Duration,
+
+    /// From spawn to handshake.
+    pub connect_timeout: Duration,
+    /// Loading that does not advance for this long is stalled.
+    pub load_stall: Duration,
+    /// Warming that does not advance for this long is stalled.
+    pub warm_stall: Duration,
+    /// Stalled: no pulse for max(`stall_min`, `stall_factor` × the longest of the last steps), at most `stall_max`.
+    pub stall_min: Duration,
+    pub stall_factor: u32,
+    pub stall_max: Duration,
+    /// Readiness turns false at max(`unready_min`, `unready_factor` × the longest step) without a pulse.
+    pub unready_min: Duration,
+    pub unready_factor: u32,
+    /// When the driver wakes later than this, all liveness deadlines move by its lateness.
+    pub clock_jump: Duration,
+    /// From SIGTERM to SIGKILL of a worker.
+    pub worker_grace: Duration,
+    /// From the exit to the fence, where no EOF was read.
+    pub link_grace: Duration,
+
+    /// The first of the growing pauses; the very first restart has none.
+    pub backoff_min: Duration,
+    pub backoff_max: Duration,
+    /// More crashes than this in `crash_window` park the instance.
+    pub crashes_max: u32,
+    pub crash_window: Duration,
+    /// A parked instance is tried again after this, doubling to `park_max`.
+    pub park_min: Duration,
+    pub park_max: Duration,
+
+    /// External deaths after which a request runs alone.
+    pub suspect_after: u32,
+    /// Engine deaths that fail a request and quarantine its fingerprint.
+    pub engine_deaths_max: u32,
+    pub quarantine: Duration,
+    pub quarantine_entries_max: u32,
+
+    /// From SIGTERM of the dispatcher to the end of what still runs.
+    pub drain_timeout: Duration,
+    /// Replacement of a worker (reload) lets its requests run this long, then resumes them elsewhere.
+    pub replace_timeout: Duration,
+    /// Whether a replacement may run beside the worker it replaces (memory and threads allow it).
+    pub start_then_stop: bool,
+    /// A prefix-affine instance is chosen unless its load is above this × the mean load (in percent).
+    pub affinity_load_percent: u32,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            instances: 1,
+            queue_entries_max: 1024,
+            queue_bytes_max: 256 << 20,
+            queue_tokens_max: 16 << 20,
+            queue_timeout: Duration::from_secs(600),
+            key_in_flight_max: None,
+            priority_aging: Duration::from_secs(30),
+            connect_timeout: Duration::from_secs(30),
+            load_stall: Duration::from_secs(300),
+            warm_stall: Duration::from_secs(300),
+            stall_min: Duration::from_secs(30),
+            stall_factor: 10,
+            stall_max: Duration::from_secs(300),
+            unready_min: Duration::from_secs(10),
+            unready_factor: 3,
+            clock_jump: Duration::from_secs(1),
+            worker_grace: Duration::from_secs(5),
+            link_grace: Duration::from_millis(250),
+            backoff_min: Duration::from_millis(500),
+            backoff_max: Duration::from_secs(30),
+            crashes_max: 5,
+            crash_window: Duration::from_secs(60),
+            park_min: Duration::from_secs(300),
+            park_max: Duration::from_secs(3600),
+            suspect_after: 5,
+            engine_deaths_max: 2,
+            quarantine: Duration::from_secs(3600),
+            quarantine_entries_max: 1024,
+            drain_timeout: Duration::from_secs(30),
+            replace_timeout: Duration::from_secs(30),
+            start_then_stop: false,
+            affinity_load_percent: 125,
+        }
+    }
+}

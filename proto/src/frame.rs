@@ -1,0 +1,1 @@
+//! Length-prefixed framing over byte slices: push bytes, pull frames, one size cap.

@@ -1,0 +1,3 @@
+//! Holds one warmed engine and turns prompts into tokens.
+
+pub mod engine;
