@@ -10,6 +10,8 @@
 )]
 
 pub mod client;
+#[cfg(feature = "llama")]
+pub mod plain;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
