@@ -2,8 +2,10 @@
 
 pub mod clock;
 pub mod gateway;
+pub mod http;
 pub mod input;
 pub mod link;
 pub mod machine;
+pub mod metrics;
 pub mod relay;
 pub mod view;
