@@ -285,7 +285,6 @@ impl Config {
             crashes_max: self.crashes_max,
             crash_window: self.crash_window,
             suspect_after: self.suspect_after,
-            start_then_stop: self.start_then_stop,
             ..Policy::default()
         }
     }

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 
 use crate::clock::Clock;
-use crate::config::{Config, EngineKind};
+use crate::config::Config;
 use crate::crash::CrashLog;
 use crate::driver::Driver;
 use crate::effect::{World, inputs};
@@ -22,6 +22,7 @@ use crate::ledger::Ledger;
 use crate::link::{Context, DirectoryError, Expectations, Listener, RunDirectory};
 use crate::machine::Dispatch;
 use crate::metrics::Metrics;
+use crate::model::EngineKind;
 use crate::process::sweep::sweep;
 use crate::process::{self, Processes, WorkerCommand};
 use crate::record::Recorder;

@@ -2,6 +2,7 @@
 
 mod export;
 mod histogram;
+mod observe;
 pub mod names;
 
 pub use export::{Metrics, Route};
