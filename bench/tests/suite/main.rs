@@ -1,0 +1,6 @@
+//! The bench against servers that are known to the last millisecond, or known to be bad.
+#![expect(clippy::unwrap_used, reason = "a test may end at the first surprise")]
+
+mod flood;
+mod measuring;
+mod support;
