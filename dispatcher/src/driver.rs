@@ -29,6 +29,8 @@ pub(crate) struct Driver {
     view: watch::Sender<Arc<View>>,
     published: Tick,
     dirty: bool,
+    /// Why the run is hopeless, once it is.
+    hopeless: Option<String>,
 }
 
 impl Driver {
@@ -41,13 +43,13 @@ impl Driver {
         view: watch::Sender<Arc<View>>,
     ) -> Self {
         let published = clock.now();
-        Self { clock, machine, world, inputs, commands, view, published, dirty: true }
+        Self { clock, machine, world, inputs, commands, view, published, dirty: true, hopeless: None }
     }
 
-    /// Runs until the machine says that all is ended.
+    /// Runs until the machine says that all is ended. An error is why no instance could ever start.
     ///
     /// Must run on a thread that outlives the workers: they die with the thread that spawned them.
-    pub(crate) async fn run(mut self) {
+    pub(crate) async fn run(mut self) -> Result<(), String> {
         self.carry_out();
         self.publish();
         while !self.world.stopped() {
@@ -62,6 +64,7 @@ impl Driver {
             self.turn(first_input, first_command);
         }
         self.publish();
+        self.hopeless.map_or(Ok(()), Err)
     }
 
     /// One turn: what is there is taken, the due timer is told, then actions are carried out.
@@ -122,7 +125,15 @@ impl Driver {
 
     fn publish(&mut self) {
         let now = self.clock.now();
-        self.view.send_replace(Arc::new(self.world.view(&self.machine.snapshot(now), now)));
+        let snapshot = self.machine.snapshot(now);
+        self.view.send_replace(Arc::new(self.world.view(&snapshot, now)));
+        if self.hopeless.is_none() {
+            self.hopeless = self.world.hopeless(&snapshot);
+            if self.hopeless.is_some() {
+                self.handle(Event::Stop, now);
+                self.carry_out();
+            }
+        }
         self.published = now;
         self.dirty = false;
     }

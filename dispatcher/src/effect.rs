@@ -13,7 +13,7 @@ use crate::input::{Input, LinkEnd};
 use crate::ledger::{Assignment, Ledger};
 use crate::link::LinkCommand;
 use crate::machine::action::Action;
-use crate::machine::dispatch::Snapshot;
+use crate::machine::snapshot::Snapshot;
 use crate::machine::event::{CancelCause, Event, TokenisedOutcome};
 use crate::machine::measurement::Measurement;
 use crate::machine::{Outcome, Tick};
@@ -29,6 +29,7 @@ pub(crate) struct World {
     /// What an action gave at once; handled before the next input.
     events: VecDeque<Event>,
     served_model: String,
+    ever_ready: bool,
     stopped: bool,
 }
 
@@ -40,12 +41,27 @@ impl World {
             recorder,
             events: VecDeque::new(),
             served_model,
+            ever_ready: false,
             stopped: false,
         }
     }
 
     pub(crate) fn stopped(&self) -> bool {
         self.stopped
+    }
+
+    /// Why nothing can ever start, where every instance failed for good and none ever served.
+    pub(crate) fn hopeless(&self, snapshot: &Snapshot) -> Option<String> {
+        let parked = snapshot
+            .instances
+            .iter()
+            .all(|place| place.state == "quarantined" && place.next_try_in.is_none());
+        if self.ever_ready || !parked {
+            return None;
+        }
+        let reason = snapshot.instances.iter().find_map(|place| place.reason.clone());
+        let words = [self.fleet.last_words(), reason];
+        Some(words.into_iter().flatten().next().unwrap_or_else(|| "no cause is known".to_owned()))
     }
 
     pub(crate) fn take_event(&mut self) -> Option<Event> {
@@ -91,6 +107,7 @@ impl World {
                 let place = self.fleet.current(instance, generation)?;
                 let facts = Place::facts(&ready);
                 place.ready = Some(ready);
+                self.ever_ready = true;
                 Event::Ready { instance, generation, facts }
             }
             Input::Tokenised { request, instance, generation, outcome } => {

@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use proto::to_dispatcher::Ready;
 use proto::{Generation, InstanceId};
-use tokio::sync::mpsc;
 
 use crate::effect::RATE_WINDOW;
 use crate::input::Input;
-use crate::link::{self, Expectations, LinkCommand};
+use crate::link::{self, Expectations, LinkCommand, Token};
 use crate::machine::Tick;
 use crate::machine::event::{ModelHash, WorkerFacts};
-use crate::process::{self, Child, WorkerCommand};
+use crate::process::{Child, Processes, WorkerCommand};
 
 /// One numbered place and what fills it now.
 #[derive(Debug, Default)]
@@ -87,20 +86,23 @@ impl Place {
 /// All places of the pool, and the means to fill them.
 pub(crate) struct Fleet {
     places: Vec<Place>,
-    command: Box<dyn Fn(InstanceId, Generation) -> WorkerCommand + Send>,
+    command: Box<CommandOf>,
     expectations: Expectations,
-    inputs: mpsc::Sender<Input>,
+    processes: Processes,
 }
+
+/// How the worker of a place is started.
+pub(crate) type CommandOf = dyn Fn(InstanceId, Generation) -> WorkerCommand + Send;
 
 impl Fleet {
     pub(crate) fn new(
         instances: u32,
-        command: Box<dyn Fn(InstanceId, Generation) -> WorkerCommand + Send>,
+        command: Box<CommandOf>,
         expectations: Expectations,
-        inputs: mpsc::Sender<Input>,
+        processes: Processes,
     ) -> Self {
         let places = (0..instances).map(|_| Place::default()).collect();
-        Self { places, command, expectations, inputs }
+        Self { places, command, expectations, processes }
     }
 
     pub(crate) fn places(&self) -> &[Place] {
@@ -123,11 +125,24 @@ impl Fleet {
     }
 
     /// Fills a place with a new process. `Err(true)`: it can never work.
+    ///
+    /// Called on the driver's own thread: a worker dies with the thread that spawned it.
     pub(crate) fn spawn(&mut self, instance: InstanceId, generation: Generation) -> Result<(), bool> {
-        let command = (self.command)(instance, generation);
+        let launch = (self.command)(instance, generation).launch();
         let Some(place) = self.places.get_mut(instance.0 as usize) else { return Err(true) };
         *place = Place { generation, ..Place::default() };
-        match process::spawn(&command, &self.expectations, self.inputs.clone()) {
+        let token = match Token::generate() {
+            Ok(token) => token,
+            Err(error) => {
+                tracing::error!(%error, "failed to draw a token for a worker");
+                place.tail = vec![error.to_string()];
+                return Err(false);
+            }
+        };
+        let bytes = *token.as_bytes();
+        let expectations = &self.expectations;
+        let register = |pid| expectations.expect(instance, generation, pid, token);
+        match self.processes.spawn(instance, generation, &launch, &bytes, register) {
             Ok(child) => {
                 tracing::info!(%instance, %generation, pid = child.pid(), "worker spawned");
                 place.child = Some(child);
@@ -136,20 +151,21 @@ impl Fleet {
             Err(error) => {
                 tracing::error!(%instance, %generation, %error, "failed to spawn a worker");
                 place.tail = vec![error.to_string()];
-                Err(error.is_permanent())
+                Err(error.permanent())
             }
         }
     }
 
     pub(crate) fn terminate(&self, instance: InstanceId, generation: Generation) {
         if let Some(child) = self.find(instance, generation).and_then(|place| place.child.as_ref()) {
-            child.terminate();
+            // A process that is gone already needs no signal.
+            let _ = child.terminate();
         }
     }
 
     pub(crate) fn kill(&self, instance: InstanceId, generation: Generation) {
         if let Some(child) = self.find(instance, generation).and_then(|place| place.child.as_ref()) {
-            child.kill();
+            let _ = child.kill();
         }
     }
 
@@ -206,6 +222,11 @@ impl Fleet {
             place.child = None;
             place.tail = tail;
         }
+    }
+
+    /// The last line that the newest worker of any place said, for a start that failed everywhere.
+    pub(crate) fn last_words(&self) -> Option<String> {
+        self.places.iter().rev().find_map(|place| place.tail.last().cloned())
     }
 
     pub(crate) fn post_mortem(&self, instance: InstanceId, generation: Generation) -> PostMortem {

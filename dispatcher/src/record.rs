@@ -1,7 +1,5 @@
 //! Where measurements go: metrics, log lines, crash records. Never prompt text.
 
-use std::sync::Arc;
-
 use crate::crash::{CrashLog, CrashRecord, unix_seconds};
 use crate::fleet::PostMortem;
 use crate::machine::Outcome;
@@ -11,12 +9,12 @@ use crate::metrics::Metrics;
 
 /// Takes what the machine measured to where people look.
 pub(crate) struct Recorder {
-    metrics: Arc<Metrics>,
+    metrics: Metrics,
     crashes: CrashLog,
 }
 
 impl Recorder {
-    pub(crate) fn new(metrics: Arc<Metrics>, crashes: CrashLog) -> Self {
+    pub(crate) fn new(metrics: Metrics, crashes: CrashLog) -> Self {
         Self { metrics, crashes }
     }
 
