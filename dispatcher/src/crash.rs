@@ -44,7 +44,10 @@ pub struct CrashLog {
 impl CrashLog {
     #[must_use]
     pub fn new(directory: PathBuf) -> Self {
-        Self { directory, written: 0 }
+        Self {
+            directory,
+            written: 0,
+        }
     }
 
     /// Writes one record, whole or not at all, and drops the oldest over the bound.
@@ -113,12 +116,17 @@ impl CrashLog {
 /// Seconds since the Unix epoch, for records that people read; nothing is ever computed from it.
 #[must_use]
 pub fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
 }
 
 fn create_private(directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
 }
 
 #[cfg(test)]

@@ -43,7 +43,17 @@ impl Driver {
         view: watch::Sender<Arc<View>>,
     ) -> Self {
         let published = clock.now();
-        Self { clock, machine, world, inputs, commands, view, published, dirty: true, hopeless: None }
+        Self {
+            clock,
+            machine,
+            world,
+            inputs,
+            commands,
+            view,
+            published,
+            dirty: true,
+            hopeless: None,
+        }
     }
 
     /// Runs until the machine says that all is ended. An error is why no instance could ever start.
@@ -90,7 +100,11 @@ impl Driver {
             }
         }
         let now = self.clock.now();
-        if self.machine.next_deadline().is_some_and(|deadline| deadline <= now) {
+        if self
+            .machine
+            .next_deadline()
+            .is_some_and(|deadline| deadline <= now)
+        {
             self.handle(Event::DeadlineReached, now);
         }
         self.carry_out();
@@ -112,21 +126,30 @@ impl Driver {
             while let Some(action) = self.machine.poll_action() {
                 self.world.act(action, now);
             }
-            let Some(event) = self.world.take_event() else { return };
+            let Some(event) = self.world.take_event() else {
+                return;
+            };
             self.handle(event, now);
         }
     }
 
     fn next_wake(&self) -> Tick {
-        let pause = if self.dirty { PUBLISH_INTERVAL } else { PUBLISH_IDLE };
+        let pause = if self.dirty {
+            PUBLISH_INTERVAL
+        } else {
+            PUBLISH_IDLE
+        };
         let publish = self.published.after(pause);
-        self.machine.next_deadline().map_or(publish, |deadline| deadline.min(publish))
+        self.machine
+            .next_deadline()
+            .map_or(publish, |deadline| deadline.min(publish))
     }
 
     fn publish(&mut self) {
         let now = self.clock.now();
         let snapshot = self.machine.snapshot(now);
-        self.view.send_replace(Arc::new(self.world.view(&snapshot, now)));
+        self.view
+            .send_replace(Arc::new(self.world.view(&snapshot, now)));
         if self.hopeless.is_none() {
             self.hopeless = self.world.hopeless(&snapshot);
             if self.hopeless.is_some() {

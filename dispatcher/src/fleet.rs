@@ -34,7 +34,6 @@ struct RateSample {
     tokens: u64,
     batch_sum: u64,
     steps: u64,
-    busy: Duration,
 }
 
 /// What a place did over the last seconds.
@@ -69,7 +68,11 @@ impl Place {
         let mut tokens = 0;
         let mut batch_sum = 0;
         let mut steps = 0;
-        for sample in self.rates.iter().filter(|sample| now.since(sample.at) <= RATE_WINDOW) {
+        for sample in self
+            .rates
+            .iter()
+            .filter(|sample| now.since(sample.at) <= RATE_WINDOW)
+        {
             tokens += sample.tokens;
             batch_sum += sample.batch_sum;
             steps += sample.steps;
@@ -78,7 +81,11 @@ impl Place {
         Rates {
             tokens_per_s: tokens as f64 / window,
             steps_per_s: steps as f64 / window,
-            batch_mean: if steps == 0 { 0.0 } else { batch_sum as f64 / steps as f64 },
+            batch_mean: if steps == 0 {
+                0.0
+            } else {
+                batch_sum as f64 / steps as f64
+            },
         }
     }
 }
@@ -102,7 +109,12 @@ impl Fleet {
         processes: Processes,
     ) -> Self {
         let places = (0..instances).map(|_| Place::default()).collect();
-        Self { places, command, expectations, processes }
+        Self {
+            places,
+            command,
+            expectations,
+            processes,
+        }
     }
 
     pub(crate) fn places(&self) -> &[Place] {
@@ -121,16 +133,27 @@ impl Fleet {
     }
 
     fn find(&self, instance: InstanceId, generation: Generation) -> Option<&Place> {
-        self.places.get(instance.0 as usize).filter(|place| place.generation == generation)
+        self.places
+            .get(instance.0 as usize)
+            .filter(|place| place.generation == generation)
     }
 
     /// Fills a place with a new process. `Err(true)`: it can never work.
     ///
     /// Called on the driver's own thread: a worker dies with the thread that spawned it.
-    pub(crate) fn spawn(&mut self, instance: InstanceId, generation: Generation) -> Result<(), bool> {
+    pub(crate) fn spawn(
+        &mut self,
+        instance: InstanceId,
+        generation: Generation,
+    ) -> Result<(), bool> {
         let launch = (self.command)(instance, generation).launch();
-        let Some(place) = self.places.get_mut(instance.0 as usize) else { return Err(true) };
-        *place = Place { generation, ..Place::default() };
+        let Some(place) = self.places.get_mut(instance.0 as usize) else {
+            return Err(true);
+        };
+        *place = Place {
+            generation,
+            ..Place::default()
+        };
         let token = match Token::generate() {
             Ok(token) => token,
             Err(error) => {
@@ -142,7 +165,10 @@ impl Fleet {
         let bytes = *token.as_bytes();
         let expectations = &self.expectations;
         let register = |pid| expectations.expect(instance, generation, pid, token);
-        match self.processes.spawn(instance, generation, &launch, &bytes, register) {
+        match self
+            .processes
+            .spawn(instance, generation, &launch, &bytes, register)
+        {
             Ok(child) => {
                 tracing::info!(%instance, %generation, pid = child.pid(), "worker spawned");
                 place.child = Some(child);
@@ -157,14 +183,20 @@ impl Fleet {
     }
 
     pub(crate) fn terminate(&self, instance: InstanceId, generation: Generation) {
-        if let Some(child) = self.find(instance, generation).and_then(|place| place.child.as_ref()) {
+        if let Some(child) = self
+            .find(instance, generation)
+            .and_then(|place| place.child.as_ref())
+        {
             // A process that is gone already needs no signal.
             let _ = child.terminate();
         }
     }
 
     pub(crate) fn kill(&self, instance: InstanceId, generation: Generation) {
-        if let Some(child) = self.find(instance, generation).and_then(|place| place.child.as_ref()) {
+        if let Some(child) = self
+            .find(instance, generation)
+            .and_then(|place| place.child.as_ref())
+        {
             let _ = child.kill();
         }
     }
@@ -198,25 +230,40 @@ impl Fleet {
             tokens,
             batch_sum,
             steps_done,
-            busy,
             ..
         } = input
         else {
             return;
         };
-        let Some(place) = self.current(instance, generation) else { return };
+        let Some(place) = self.current(instance, generation) else {
+            return;
+        };
         place.steps = steps;
         place.live_slots = live_slots;
         place.longest_step = longest_step;
         if steps_done > 0 {
-            place.rates.push_back(RateSample { at: now, tokens, batch_sum, steps: steps_done, busy });
+            place.rates.push_back(RateSample {
+                at: now,
+                tokens,
+                batch_sum,
+                steps: steps_done,
+            });
         }
-        while place.rates.front().is_some_and(|sample| now.since(sample.at) > RATE_WINDOW) {
+        while place
+            .rates
+            .front()
+            .is_some_and(|sample| now.since(sample.at) > RATE_WINDOW)
+        {
             place.rates.pop_front();
         }
     }
 
-    pub(crate) fn exited(&mut self, instance: InstanceId, generation: Generation, tail: Vec<String>) {
+    pub(crate) fn exited(
+        &mut self,
+        instance: InstanceId,
+        generation: Generation,
+        tail: Vec<String>,
+    ) {
         self.expectations.forget(instance, generation);
         if let Some(place) = self.current(instance, generation) {
             place.child = None;
@@ -226,14 +273,18 @@ impl Fleet {
 
     /// The last line that the newest worker of any place said, for a start that failed everywhere.
     pub(crate) fn last_words(&self) -> Option<String> {
-        self.places.iter().rev().find_map(|place| place.tail.last().cloned())
+        self.places
+            .iter()
+            .rev()
+            .find_map(|place| place.tail.last().cloned())
     }
 
     pub(crate) fn post_mortem(&self, instance: InstanceId, generation: Generation) -> PostMortem {
-        self.find(instance, generation).map_or_else(PostMortem::default, |place| PostMortem {
-            engine: place.ready.as_ref().map(|ready| ready.engine.clone()),
-            model: place.ready.as_ref().map(|ready| ready.model.name.clone()),
-            tail: place.tail.clone(),
-        })
+        self.find(instance, generation)
+            .map_or_else(PostMortem::default, |place| PostMortem {
+                engine: place.ready.as_ref().map(|ready| ready.engine.clone()),
+                model: place.ready.as_ref().map(|ready| ready.model.name.clone()),
+                tail: place.tail.clone(),
+            })
     }
 }

@@ -44,7 +44,10 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     pub(crate) fn new(key: [u8; 32]) -> Self {
-        Self { entries: HashMap::new(), key }
+        Self {
+            entries: HashMap::new(),
+            key,
+        }
     }
 
     /// Keeps the request, and tells what the machine needs to know of it.
@@ -73,7 +76,15 @@ impl Ledger {
             deadline: submission.deadline,
             affinity: Some(affinity),
         };
-        self.entries.insert(request, Entry { submission, ids, relay, fingerprint: arrival.fingerprint });
+        self.entries.insert(
+            request,
+            Entry {
+                submission,
+                ids,
+                relay,
+                fingerprint: arrival.fingerprint,
+            },
+        );
         arrival
     }
 
@@ -102,12 +113,18 @@ impl Ledger {
         context_tokens: u32,
         now: Tick,
     ) -> Assignment {
-        let Some(entry) = self.entries.get(&request) else { return Assignment::Missing };
-        let Some(ids) = &entry.ids else { return Assignment::Missing };
+        let Some(entry) = self.entries.get(&request) else {
+            return Assignment::Missing;
+        };
+        let Some(ids) = &entry.ids else {
+            return Assignment::Missing;
+        };
         let progress = entry.relay.progress();
         let room = context_tokens.saturating_sub(count(ids.len()));
         let submission = &entry.submission;
-        let max_tokens = submission.max_tokens.map_or(room, |wanted| wanted.min(room));
+        let max_tokens = submission
+            .max_tokens
+            .map_or(room, |wanted| wanted.min(room));
         entry.relay.assign(attempt, instance, count(ids.len()), now);
         if count(progress.emitted.len()) >= max_tokens {
             return Assignment::Complete(entry.relay.clone());
@@ -148,7 +165,11 @@ fn canonical(prompt: &PromptInput) -> Vec<u8> {
     match prompt {
         PromptInput::Chat { messages, .. } => {
             for message in messages {
-                for part in [&message.role, message.name.as_ref().unwrap_or(&String::new()), &message.content] {
+                for part in [
+                    &message.role,
+                    message.name.as_ref().unwrap_or(&String::new()),
+                    &message.content,
+                ] {
                     bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
                     bytes.extend_from_slice(part.as_bytes());
                 }

@@ -23,7 +23,9 @@ fn main() -> ExitCode {
 fn act(args: &Args) -> Result<(), RunError> {
     match args.verb {
         Some(Verb::Version) => say(concat!("dispatcher ", env!("CARGO_PKG_VERSION"), "\n")),
-        Some(Verb::Config { verb: ConfigVerb::Show }) => {
+        Some(Verb::Config {
+            verb: ConfigVerb::Show,
+        }) => {
             say(&Config::resolve(&args.settings, &Surroundings::probe())?.show());
         }
         Some(Verb::Serve) | None => {
@@ -35,12 +37,18 @@ fn act(args: &Args) -> Result<(), RunError> {
     Ok(())
 }
 
-#[expect(clippy::print_stdout, reason = "the verb's answer goes to the standard output")]
+#[expect(
+    clippy::print_stdout,
+    reason = "the verb's answer goes to the standard output"
+)]
 fn say(text: &str) {
     print!("{text}");
 }
 
-#[expect(clippy::print_stderr, reason = "errors of a command go to the standard error")]
+#[expect(
+    clippy::print_stderr,
+    reason = "errors of a command go to the standard error"
+)]
 fn report(error: &RunError) {
     eprintln!("dispatcher: {error}");
 }

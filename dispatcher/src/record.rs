@@ -22,7 +22,11 @@ impl Recorder {
         self.metrics.record(measurement);
         match measurement {
             Measurement::Request(record) => log_request(record),
-            Measurement::Instance { instance, generation, state } => {
+            Measurement::Instance {
+                instance,
+                generation,
+                state,
+            } => {
                 tracing::info!(%instance, %generation, state, "instance");
             }
             Measurement::Failover { request, tokens } => {
@@ -47,8 +51,14 @@ impl Recorder {
         fingerprints: Vec<String>,
     ) {
         self.metrics.record(measurement);
-        let Measurement::WorkerExit { instance, generation, status, cause, uptime, .. } =
-            measurement
+        let Measurement::WorkerExit {
+            instance,
+            generation,
+            status,
+            cause,
+            uptime,
+            ..
+        } = measurement
         else {
             return;
         };
@@ -117,8 +127,8 @@ fn log_request(record: &RequestRecord) {
 
 /// One word for the log: the variant's name, never its words (which may quote the client).
 fn outcome_word(outcome: &Outcome) -> &'static str {
-    use crate::machine::{Denied, Failure};
     use crate::machine::event::CancelCause;
+    use crate::machine::{Denied, Failure};
     match outcome {
         Outcome::Completed { reason } => reason.as_str(),
         Outcome::Denied(denied) => match denied {

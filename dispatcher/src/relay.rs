@@ -225,7 +225,11 @@ impl Sender {
                 Some(piece) => piece.text_end = text_end,
                 None => {
                     let id = inner.emitted.last().copied().unwrap_or_default();
-                    inner.pending.pieces.push(Piece { id, text_end, logprobs: None });
+                    inner.pending.pieces.push(Piece {
+                        id,
+                        text_end,
+                        logprobs: None,
+                    });
                 }
             }
         }

@@ -46,7 +46,10 @@ pub fn run(config: Config) -> Result<(), RunError> {
         .enable_all()
         .thread_name("dispatcher-io")
         .build()
-        .map_err(|cause| RunError::Machine { what: "start the runtime", cause })?;
+        .map_err(|cause| RunError::Machine {
+            what: "start the runtime",
+            cause,
+        })?;
     let result = runtime.block_on(serve(config));
     runtime.shutdown_timeout(FLUSH);
     result
@@ -57,18 +60,25 @@ async fn serve(config: Config) -> Result<(), RunError> {
     for note in &config.notes {
         tracing::warn!("{note}");
     }
-    let directory = RunDirectory::open(&config.run_dir).map_err(|error| run_directory(&config, error))?;
+    let directory =
+        RunDirectory::open(&config.run_dir).map_err(|error| run_directory(&config, error))?;
     let swept = sweep(&directory).map_err(|cause| RunError::RunDirectory {
         directory: config.run_dir.display().to_string(),
         cause,
     })?;
     if swept.killed > 0 {
-        tracing::warn!(killed = swept.killed, "workers of a dead dispatcher were swept");
+        tracing::warn!(
+            killed = swept.killed,
+            "workers of a dead dispatcher were swept"
+        );
     }
     let http_listener = listen(config.listen).await?;
     let address = http_listener
         .local_addr()
-        .map_err(|cause| RunError::Listen { address: config.listen, cause })?;
+        .map_err(|cause| RunError::Listen {
+            address: config.listen,
+            cause,
+        })?;
 
     let (inputs, inputs_receiver) = inputs();
     let metrics = Metrics::new(config.instances, &config.served_model_name);
@@ -84,8 +94,10 @@ async fn serve(config: Config) -> Result<(), RunError> {
         observer: Arc::new(metrics.clone()),
         build: BUILD.to_owned(),
     }));
-    let signals = signal::listen(inputs.clone())
-        .map_err(|cause| RunError::Machine { what: "listen for signals", cause })?;
+    let signals = signal::listen(inputs.clone()).map_err(|cause| RunError::Machine {
+        what: "listen for signals",
+        cause,
+    })?;
 
     let (view_sender, view) = watch::channel(Arc::new(View::default()));
     let (gateway, commands) = Gateway::new(clock, view);
@@ -120,16 +132,25 @@ async fn serve(config: Config) -> Result<(), RunError> {
     );
     let seed = u64::from_le_bytes(first_eight(&random_key()?));
     let machine = Dispatch::new(config.policy(), seed, clock.now());
-    let driver = Driver::new(clock, machine, world, inputs_receiver, commands, view_sender);
+    let driver = Driver::new(
+        clock,
+        machine,
+        world,
+        inputs_receiver,
+        commands,
+        view_sender,
+    );
 
     let state = State {
         pid: std::process::id(),
         address: address.to_string(),
         version: BUILD.to_owned(),
     };
-    let state_file = StateFile::write(directory.path(), &state).map_err(|cause| {
-        RunError::RunDirectory { directory: config.run_dir.display().to_string(), cause }
-    })?;
+    let state_file =
+        StateFile::write(directory.path(), &state).map_err(|cause| RunError::RunDirectory {
+            directory: config.run_dir.display().to_string(),
+            cause,
+        })?;
     tracing::info!(
         %address,
         model = config.served_model_name,
@@ -154,7 +175,9 @@ async fn serve(config: Config) -> Result<(), RunError> {
 }
 
 async fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
-    TcpListener::bind(address).await.map_err(|cause| RunError::Listen { address, cause })
+    TcpListener::bind(address)
+        .await
+        .map_err(|cause| RunError::Listen { address, cause })
 }
 
 fn run_directory(config: &Config, error: DirectoryError) -> RunError {
@@ -197,7 +220,10 @@ fn worker_command(config: &Config, directory: &RunDirectory) -> Box<CommandOf> {
 fn random_key() -> Result<[u8; 32], RunError> {
     crate::link::Token::generate()
         .map(|token| *token.as_bytes())
-        .map_err(|cause| RunError::Machine { what: "read the system's randomness", cause })
+        .map_err(|cause| RunError::Machine {
+            what: "read the system's randomness",
+            cause,
+        })
 }
 
 fn first_eight(key: &[u8; 32]) -> [u8; 8] {

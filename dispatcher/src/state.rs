@@ -44,7 +44,9 @@ impl StateFile {
 
     /// What the dispatcher of this run directory wrote, if there is one.
     pub fn read(run_directory: &Path) -> io::Result<State> {
-        Ok(serde_json::from_slice(&fs::read(run_directory.join(FILE_NAME))?)?)
+        Ok(serde_json::from_slice(&fs::read(
+            run_directory.join(FILE_NAME),
+        )?)?)
     }
 }
 

@@ -9,19 +9,31 @@ use support::client::{self, Events, chat};
 
 /// The text of an uninterrupted stream of the same request.
 fn uninterrupted(system: &System, body: &serde_json::Value) -> String {
-    client::stream(&system.address, body).assert_complete().text.clone()
+    client::stream(&system.address, body)
+        .assert_complete()
+        .text
+        .clone()
 }
 
 fn attempts(whole: &client::Whole) -> u64 {
-    whole.timings.as_ref().unwrap()["attempts"].as_u64().unwrap()
+    whole.timings.as_ref().unwrap()["attempts"]
+        .as_u64()
+        .unwrap()
 }
 
 fn victim_of(system: &System) -> u32 {
     let status = system.await_status("one instance is running a request", |status| {
-        status["instances"].as_array().unwrap().iter().any(|instance| instance["running"] == 1)
+        status["instances"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|instance| instance["running"] == 1)
     });
     let instances = status["instances"].as_array().unwrap();
-    let busy = instances.iter().find(|instance| instance["running"] == 1).unwrap();
+    let busy = instances
+        .iter()
+        .find(|instance| instance["running"] == 1)
+        .unwrap();
     u32::try_from(busy["pid"].as_u64().unwrap()).unwrap()
 }
 
@@ -42,13 +54,20 @@ fn a_stream_whose_worker_is_killed_goes_on_byte_for_byte() {
     assert_eq!(rest.done, 1, "{rest:?}");
     assert!(rest.errors.is_empty(), "{rest:?}");
     assert_eq!(attempts(&rest), 2);
-    assert!(expected.ends_with(&rest.text), "{expected:?} does not end with {:?}", rest.text);
+    assert!(
+        expected.ends_with(&rest.text),
+        "{expected:?} does not end with {:?}",
+        rest.text
+    );
     assert_eq!(rest.usage.unwrap()["completion_tokens"], 100);
 }
 
 #[test]
 fn a_stream_cut_inside_a_character_goes_on_byte_for_byte() {
-    let system = System::scripted("step_us=5000,text=bytes", &["--instances", "2", "--slots", "2"]);
+    let system = System::scripted(
+        "step_us=5000,text=bytes",
+        &["--instances", "2", "--slots", "2"],
+    );
     let body = chat("characters of several tokens each", 90);
     let expected = uninterrupted(&system, &body);
     for cut in [7, 8, 9, 10] {
@@ -66,7 +85,11 @@ fn a_stream_cut_inside_a_character_goes_on_byte_for_byte() {
         assert_eq!(text, expected);
         assert_eq!(attempts(&rest), 2);
         system.await_status("both ready", |status| {
-            status["instances"].as_array().unwrap().iter().all(|i| i["state"] == "ready")
+            status["instances"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|i| i["state"] == "ready")
         });
     }
 }
@@ -128,14 +151,25 @@ fn a_poisonous_prompt_takes_two_workers_with_it_and_no_third() {
         );
         assert_eq!(again.status, 503, "{again:?}");
     });
-    system.await_status("two deaths and no more", |status| status["counters"]["worker_exits"] == 2);
+    system.await_status("two deaths and no more", |status| {
+        status["counters"]["worker_exits"] == 2
+    });
 }
 
 #[test]
 fn a_hung_engine_is_killed_and_its_stream_goes_on() {
     let system = System::scripted(
         "step_us=2000,crash=hang,crash_at_token=10,only_generation=1",
-        &["--instances", "1", "--slots", "2", "--stall-min", "1s", "--worker-grace", "500ms"],
+        &[
+            "--instances",
+            "1",
+            "--slots",
+            "2",
+            "--stall-min",
+            "1s",
+            "--worker-grace",
+            "500ms",
+        ],
     );
     let whole = client::stream(&system.address, &chat("hangs once", 40));
     whole.assert_complete();
@@ -147,7 +181,16 @@ fn a_hung_engine_is_killed_and_its_stream_goes_on() {
 fn a_stopped_process_is_killed_and_its_stream_goes_on() {
     let system = System::scripted(
         "step_us=5000",
-        &["--instances", "2", "--slots", "2", "--stall-min", "1s", "--worker-grace", "500ms"],
+        &[
+            "--instances",
+            "2",
+            "--slots",
+            "2",
+            "--stall-min",
+            "1s",
+            "--worker-grace",
+            "500ms",
+        ],
     );
     let body = chat("stopped by a signal", 60);
     let expected = uninterrupted(&system, &body);
@@ -174,8 +217,18 @@ fn a_slow_engine_that_advances_is_never_killed() {
 #[test]
 fn an_instance_that_keeps_crashing_is_parked_and_says_why() {
     let system = System::launch(&[
-        "--engine", "scripted", "--scripted", "load=transient", "--model", "scripted",
-        "--instances", "1", "--slots", "1", "--max-crashes", "2",
+        "--engine",
+        "scripted",
+        "--scripted",
+        "load=transient",
+        "--model",
+        "scripted",
+        "--instances",
+        "1",
+        "--slots",
+        "1",
+        "--max-crashes",
+        "2",
     ]);
     let status = system.await_status("parked", |status| {
         status["instances"][0]["state"] == "quarantined"
@@ -190,14 +243,26 @@ fn an_instance_that_keeps_crashing_is_parked_and_says_why() {
         &json!({ "messages": [{ "role": "user", "content": "hello" }] }),
     );
     assert_eq!(refused.status, 503, "{refused:?}");
-    assert!(refused.head.to_ascii_lowercase().contains("retry-after"), "{}", refused.head);
+    assert!(
+        refused.head.to_ascii_lowercase().contains("retry-after"),
+        "{}",
+        refused.head
+    );
 }
 
 #[test]
 fn a_permanent_load_error_never_loops() {
     let mut system = System::launch(&[
-        "--engine", "scripted", "--scripted", "load=permanent", "--model", "scripted",
-        "--instances", "2", "--slots", "1",
+        "--engine",
+        "scripted",
+        "--scripted",
+        "load=permanent",
+        "--model",
+        "scripted",
+        "--instances",
+        "2",
+        "--slots",
+        "1",
     ]);
     assert_eq!(system.wait(), Some(78), "{}", system.read_log());
 }
@@ -205,7 +270,11 @@ fn a_permanent_load_error_never_loops() {
 #[test]
 fn sigkill_of_the_dispatcher_leaves_no_worker_behind_even_in_a_long_step() {
     let system = System::scripted("step_us=30000000", &["--instances", "2", "--slots", "2"]);
-    let _stream = Events::open(&system.address, "/v1/chat/completions", &chat("a long step", 10));
+    let _stream = Events::open(
+        &system.address,
+        "/v1/chat/completions",
+        &chat("a long step", 10),
+    );
     system.await_status("running", |status| status["queue"]["running"] == 1);
     let workers = system.worker_pids();
     assert_eq!(workers.len(), 2);

@@ -15,13 +15,28 @@ const EPSILON: f32 = 0.05;
 const SEED: u64 = 20_261_201;
 
 const SUBJECTS: [&str; 10] = [
-    "a lighthouse", "the sea", "bread", "a train journey", "winter", "an old clock", "bees",
-    "a market", "the moon", "paper",
+    "a lighthouse",
+    "the sea",
+    "bread",
+    "a train journey",
+    "winter",
+    "an old clock",
+    "bees",
+    "a market",
+    "the moon",
+    "paper",
 ];
 const TASKS: [&str; 10] = [
-    "Write a short story about", "Explain to a child", "List facts about", "Describe",
-    "Write a letter about", "Give advice concerning", "Write a poem about", "Summarise what you know of",
-    "Ask five questions about", "Invent a legend of",
+    "Write a short story about",
+    "Explain to a child",
+    "List facts about",
+    "Describe",
+    "Write a letter about",
+    "Give advice concerning",
+    "Write a poem about",
+    "Summarise what you know of",
+    "Ask five questions about",
+    "Invent a legend of",
 ];
 
 struct Ids {
@@ -45,7 +60,9 @@ fn body(index: usize) -> Value {
 }
 
 fn collect(ids: &mut Ids, event: &str, attempts: &mut u64) {
-    let Ok(value) = serde_json::from_str::<Value>(event) else { return };
+    let Ok(value) = serde_json::from_str::<Value>(event) else {
+        return;
+    };
     assert!(value.get("error").is_none(), "{value}");
     let numbers = |value: &Value| -> Vec<u32> {
         value
@@ -58,7 +75,8 @@ fn collect(ids: &mut Ids, event: &str, attempts: &mut u64) {
     if value["prompt_token_ids"].is_array() {
         ids.prompt = numbers(&value["prompt_token_ids"]);
     }
-    ids.output.extend(numbers(&value["choices"][0]["token_ids"]));
+    ids.output
+        .extend(numbers(&value["choices"][0]["token_ids"]));
     if let Some(count) = value["timings"]["attempts"].as_u64() {
         *attempts = count;
     }
@@ -67,7 +85,10 @@ fn collect(ids: &mut Ids, event: &str, attempts: &mut u64) {
 /// One stream; its worker is killed once `cut` tokens have come.
 fn stream(system: &System, index: usize, cut: Option<usize>) -> (Ids, u64) {
     let mut events = Events::open(&system.address, "/v1/chat/completions", &body(index));
-    let mut ids = Ids { prompt: Vec::new(), output: Vec::new() };
+    let mut ids = Ids {
+        prompt: Vec::new(),
+        output: Vec::new(),
+    };
     let mut attempts = 0;
     let mut cut = cut;
     while let Some(event) = events.next() {
@@ -82,7 +103,10 @@ fn stream(system: &System, index: usize, cut: Option<usize>) -> (Ids, u64) {
                 .find(|instance| instance["running"].as_u64() == Some(1))
                 .cloned();
             if let Some(busy) = busy {
-                support::kill(u32::try_from(busy["pid"].as_u64().unwrap()).unwrap(), Signal::SIGKILL);
+                support::kill(
+                    u32::try_from(busy["pid"].as_u64().unwrap()).unwrap(),
+                    Signal::SIGKILL,
+                );
             }
         }
     }
@@ -93,7 +117,14 @@ fn stream(system: &System, index: usize, cut: Option<usize>) -> (Ids, u64) {
 fn real_model_streams_interrupted_once_end_as_they_would_have_or_part_at_a_near_tie() {
     println!("seed {SEED}");
     let system = System::llama(&[
-        "--instances", "2", "--slots", "1", "--max-crashes", "1000", "--suspect-after", "1000",
+        "--instances",
+        "2",
+        "--slots",
+        "1",
+        "--max-crashes",
+        "1000",
+        "--suspect-after",
+        "1000",
     ]);
     let mut random = SEED;
     let mut equal = 0;
@@ -104,7 +135,9 @@ fn real_model_streams_interrupted_once_end_as_they_would_have_or_part_at_a_near_
         assert_eq!(attempts, 1);
         assert_eq!(whole.output.len(), TOKENS, "stream {index}");
         // A linear congruential generator is random enough to spread the cuts evenly.
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         let cut = 1 + usize::try_from(random >> 33).unwrap() % (TOKENS - 8);
         let (resumed, attempts) = stream(&system, index, Some(cut));
         assert_eq!(resumed.output.len(), TOKENS, "stream {index} cut at {cut}");
@@ -114,7 +147,11 @@ fn real_model_streams_interrupted_once_end_as_they_would_have_or_part_at_a_near_
             Some(at) => partings.push((index, cut, at, whole, resumed)),
         }
         system.await_status("both instances ready", |status| {
-            status["instances"].as_array().unwrap().iter().all(|i| i["state"] == "ready")
+            status["instances"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|i| i["state"] == "ready")
         });
     }
     println!("{interrupted} of {STREAMS} interrupted, {equal} equal to the uninterrupted stream");
@@ -126,16 +163,27 @@ fn real_model_streams_interrupted_once_end_as_they_would_have_or_part_at_a_near_
         let gap = plain.gap(&prefix, whole.output[*at], resumed.output[*at]);
         println!("stream {index}, cut at {cut}, parts at {at} with a gap of {gap}");
         assert!(*at >= *cut, "stream {index} changed before it was cut");
-        assert!(gap <= EPSILON, "stream {index} parts at {at} where no near tie is: gap {gap}");
+        assert!(
+            gap <= EPSILON,
+            "stream {index} parts at {at} where no near tie is: gap {gap}"
+        );
     }
-    assert!(interrupted >= STREAMS * 95 / 100, "only {interrupted} were interrupted");
-    assert!(equal >= STREAMS * 95 / 100, "only {equal} of {STREAMS} are equal");
+    assert!(
+        interrupted >= STREAMS * 95 / 100,
+        "only {interrupted} were interrupted"
+    );
+    assert!(
+        equal >= STREAMS * 95 / 100,
+        "only {equal} of {STREAMS} are equal"
+    );
 }
 
 #[test]
 fn real_model_greedy_text_through_the_system_is_that_of_the_bare_library() {
     let system = System::llama(&["--instances", "1", "--slots", "4", "--threads", "2"]);
-    let streams: Vec<_> = (0..8).map(|index| stream(&system, index * 11, None).0).collect();
+    let streams: Vec<_> = (0..8)
+        .map(|index| stream(&system, index * 11, None).0)
+        .collect();
     drop(system);
     let plain = Plain::load(&support::model());
     let mut equal = 0;
@@ -148,7 +196,10 @@ fn real_model_greedy_text_through_the_system_is_that_of_the_bare_library() {
                 prefix.extend_from_slice(&expected[..at]);
                 let gap = plain.gap(&prefix, expected[at], ids.output[at]);
                 println!("stream {index} parts at {at} with a gap of {gap}");
-                assert!(gap <= EPSILON, "stream {index} parts at {at}, no near tie: gap {gap}");
+                assert!(
+                    gap <= EPSILON,
+                    "stream {index} parts at {at}, no near tie: gap {gap}"
+                );
             }
         }
     }

@@ -2,7 +2,7 @@
 
 mod export;
 mod histogram;
-mod observe;
 pub mod names;
+mod observe;
 
 pub use export::{Metrics, Route};

@@ -226,6 +226,7 @@ pub(crate) fn row(request: RequestId, attempt: Attempt, first_index: u32, tokens
         attempt,
         first_index,
         tokens: (first_index..first_index + tokens).map(token).collect(),
+        tail: String::new(),
         end: None,
     }
 }

@@ -57,7 +57,9 @@ impl Plain {
     pub fn logits_after(&self, ids: &[u32]) -> Vec<f32> {
         let mut context = self.context();
         feed(&mut context, ids, 0);
-        context.get_logits_ith(i32::try_from(ids.len()).unwrap() - 1).to_vec()
+        context
+            .get_logits_ith(i32::try_from(ids.len()).unwrap() - 1)
+            .to_vec()
     }
 
     /// How far apart the two candidates' logits are after `prefix`.
@@ -72,7 +74,9 @@ fn feed(context: &mut LlamaContext<'_>, ids: &[u32], position: usize) {
     for (offset, &id) in ids.iter().enumerate() {
         let token = LlamaToken::new(i32::try_from(id).unwrap());
         let position = i32::try_from(position + offset).unwrap();
-        batch.add(token, position, &[0], offset + 1 == ids.len()).unwrap();
+        batch
+            .add(token, position, &[0], offset + 1 == ids.len())
+            .unwrap();
     }
     context.decode(&mut batch).unwrap();
 }
