@@ -5,5 +5,6 @@ pub mod gateway;
 pub mod input;
 pub mod link;
 pub mod machine;
+pub mod process;
 pub mod relay;
 pub mod view;
