@@ -297,7 +297,16 @@ impl Instance {
             | State::Loading { stalled_at: at, .. }
             | State::Warming { stalled_at: at, .. } => *at = at.after(lateness),
             State::Ready { liveness } => liveness.forgive(lateness),
-            _ => {}
+            State::Draining(Draining::Emptying { until } | Draining::Asked { until }) => {
+                *until = until.after(lateness);
+            }
+            // An exit that could not be told yet must not look like a process that lives on.
+            State::Terminating(death) => {
+                for at in [&mut death.kill_at, &mut death.close_at] {
+                    *at = at.map(|at| at.after(lateness));
+                }
+            }
+            State::Backoff { .. } | State::Quarantined { .. } | State::Stopped => {}
         }
     }
 }

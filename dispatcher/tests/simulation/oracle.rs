@@ -46,6 +46,8 @@ pub(crate) struct Oracle {
     /// Seats as the workers' side sees them: from the assignment until the attempt's end was told.
     seats: BTreeMap<WorkerId, BTreeMap<RequestId, Attempt>>,
     measuring: BTreeMap<WorkerId, BTreeSet<RequestId>>,
+    /// Requests that were taken from a worker which had done nothing wrong so far.
+    parted: BTreeMap<WorkerId, Vec<RequestId>>,
     facts: BTreeMap<WorkerId, Facts>,
     newest: BTreeMap<InstanceId, Generation>,
     /// Places whose process has not been reaped.
@@ -70,6 +72,7 @@ impl Oracle {
             recorded: BTreeSet::new(),
             seats: BTreeMap::new(),
             measuring: BTreeMap::new(),
+            parted: BTreeMap::new(),
             facts: BTreeMap::new(),
             newest: BTreeMap::new(),
             taken: BTreeSet::new(),
@@ -128,7 +131,18 @@ impl Oracle {
                 generation,
                 ..
             } => self.link_ended((*instance, *generation), blame),
-            Event::Exited { instance, .. } | Event::SpawnFailed { instance, .. } => {
+            Event::Exited {
+                instance,
+                generation,
+                ..
+            } => {
+                self.taken.remove(instance);
+                let batch = self.parted.remove(&(*instance, *generation));
+                if blame == Some(Blame::Engine) {
+                    self.blame_for(batch.unwrap_or_default(), Blame::Engine);
+                }
+            }
+            Event::SpawnFailed { instance, .. } => {
                 self.taken.remove(instance);
             }
             Event::Drain => self.draining = true,
@@ -173,15 +187,27 @@ impl Oracle {
     fn link_ended(&mut self, worker: WorkerId, blame: Option<Blame>) {
         let seats = self.seats.remove(&worker).unwrap_or_default();
         let measuring = self.measuring.remove(&worker).unwrap_or_default();
-        for request in seats.into_keys().chain(measuring) {
-            let Some(live) = self.live.get_mut(&request) else {
-                continue;
-            };
-            live.seat = None;
-            match blame {
-                Some(Blame::Engine) => live.engine_deaths += 1,
-                Some(Blame::Outsider) => live.outside_deaths += 1,
-                None => {}
+        let batch: Vec<_> = seats.into_keys().chain(measuring).collect();
+        for request in &batch {
+            if let Some(live) = self.live.get_mut(request) {
+                live.seat = None;
+            }
+        }
+        match blame {
+            Some(blame) => self.blame_for(batch, blame),
+            None => {
+                self.parted.insert(worker, batch);
+            }
+        }
+    }
+
+    fn blame_for(&mut self, batch: Vec<RequestId>, blame: Blame) {
+        for request in batch {
+            if let Some(live) = self.live.get_mut(&request) {
+                match blame {
+                    Blame::Engine => live.engine_deaths += 1,
+                    Blame::Outsider => live.outside_deaths += 1,
+                }
             }
         }
     }

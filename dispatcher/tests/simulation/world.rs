@@ -8,7 +8,7 @@ use dispatcher::machine::event::{
     MemoryPressure, ModelHash, Priority, TokenisedOutcome, WorkerFacts,
 };
 use dispatcher::machine::{Action, Dispatch, Outcome, Policy, Tick};
-use proto::{Attempt, FinishReason, Generation, InstanceId, RequestId};
+use proto::{Attempt, FinishReason, RequestId};
 
 use crate::fault::{Dice, Faults};
 use crate::oracle::{Blame, Oracle, WorkerId, settling_time};
@@ -433,6 +433,11 @@ impl World {
         }
         let blame = match &event {
             Event::AttemptEnded {
+                instance,
+                generation,
+                ..
+            }
+            | Event::Exited {
                 instance,
                 generation,
                 ..
