@@ -1,11 +1,12 @@
 //! The engine: one loaded model that decodes several sequences a step. One thread owns it.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proto::TokenId;
 use proto::generate::{FinishReason, Sampling};
-use proto::to_dispatcher::Logprobs;
+use proto::to_dispatcher::{Logprobs, ModelIdentity};
 use thiserror::Error;
 
 /// A seat for one sequence in the engine's batch: 0..`Limits::slots`.
@@ -122,6 +123,13 @@ pub trait Engine {
 
     /// Frees a slot; its KV may be kept for prefix reuse. Harmless on a free slot.
     fn release(&mut self, slot: Slot);
+
+    /// Which of the `free` slots this prompt is best seated in; an engine with a prefix cache names
+    /// the one that would spare it the most work. `None` only where `free` is empty.
+    fn best_slot(&self, prompt: &[TokenId], free: &[Slot]) -> Option<Slot> {
+        let _ = prompt;
+        free.first().copied()
+    }
 }
 
 /// What one step did.
@@ -153,4 +161,50 @@ pub struct ChatTemplateSource {
     pub source: String,
     pub bos_token: String,
     pub eos_token: String,
+}
+
+/// What to load, and for how many at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// A file or a folder, as the engine wants it.
+    pub model: PathBuf,
+    /// The name under which the model is served; `None`: the file's or folder's own.
+    pub name: Option<String>,
+    /// Sequences that one step decodes.
+    pub slots: u32,
+    /// Tokens of one sequence, prompt and output together; 0: what the model was trained on.
+    pub context_tokens: u32,
+    /// Compute threads of a CPU engine.
+    pub threads: u32,
+    /// Layers to put on a GPU; `None`: all where there is one.
+    pub gpu_layers: Option<u32>,
+}
+
+/// What a load gives: the engine for the thread that loaded it, the text side for every thread.
+pub struct Loaded {
+    pub engine: Box<dyn Engine>,
+    pub text: Arc<dyn TextModel>,
+    pub identity: ModelIdentity,
+}
+
+impl std::fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loaded")
+            .field("identity", &self.identity)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Called while loading with the parts of 1000 that are done; it never falls.
+pub type Progress = Box<dyn FnMut(u32)>;
+
+/// Why a load failed, and whether another attempt may fare better.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum LoadError {
+    /// The file, its format or the options: the same again would fail the same way (exit 78).
+    #[error("{0}")]
+    Permanent(String),
+    /// Memory or a device was short: later it may succeed.
+    #[error("{0}")]
+    Transient(String),
 }
