@@ -13,7 +13,7 @@ pub enum ToDispatcher {
     Hello(Hello),
     /// Weights are being read; `permille` of 1000 done. Moves the loading deadline.
     Loading { permille: u32 },
-    /// Warm-up: `done` of `of` batch shapes ran.
+    /// Warm-up: `done` of `of` batch shapes ran; `of` is 0 where the engine cannot tell.
     Warming { done: u32, of: u32 },
     /// The engine is warm and takes work.
     Ready(Box<Ready>),
@@ -124,6 +124,9 @@ pub struct Row {
     /// Index in the stream of the first of `tokens`.
     pub first_index: u32,
     pub tokens: Vec<Token>,
+    /// Text that the end released and no token of this row carries: what had been held back for a
+    /// stop string that did not come, or for the rest of a character. Empty without an end.
+    pub tail: String,
     /// The row's end travels with its last token.
     pub end: Option<End>,
 }
