@@ -30,7 +30,9 @@ pub mod to_dispatcher;
 pub mod to_worker;
 pub mod version;
 
+pub use codec::{decode, encode, encode_into};
 pub use error::ProtoError;
+pub use frame::{Decoder, FRAME_BYTES_MAX};
 pub use generate::{FinishReason, Generate, Sampling, Usage};
 pub use id::{Attempt, Generation, InstanceId, RequestId, TokenId};
 pub use to_dispatcher::ToDispatcher;
