@@ -193,6 +193,7 @@ fn step() -> StepTokens {
         attempt: Attempt(1),
         first_index: 7,
         tokens,
+        tail: "a tail".into(),
         end,
     };
     let token = |text: &str, logprobs| Token {
