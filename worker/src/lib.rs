@@ -1,3 +1,5 @@
 //! Holds one warmed engine and turns prompts into tokens.
 
 pub mod engine;
+pub mod prompt;
+pub mod sampler;
