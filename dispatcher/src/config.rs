@@ -11,7 +11,7 @@ use thiserror::Error;
 use crate::cli::Settings;
 use crate::machine::Policy;
 use crate::memory::{self, Costs, DoesNotFit, Limit, LimitOrigin, Plan};
-use crate::model::EngineKind;
+
 use crate::model::discover::{self, Choice, DiscoverError};
 use crate::model::gguf::{self, GgufError, Header};
 
@@ -19,6 +19,7 @@ mod layers;
 mod surroundings;
 mod value;
 
+pub use crate::model::EngineKind;
 pub use layers::{Effective, Source};
 pub use surroundings::Surroundings;
 pub use value::LogFormat;

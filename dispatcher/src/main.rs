@@ -1,54 +1,58 @@
-//! Parse, resolve, run, exit code; nothing else.
+//! The program `dispatcher`: reads what was typed, acts on it, and exits with a code that says how it went.
 
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use clap::error::ErrorKind;
 use dispatcher::cli::{Args, ConfigVerb, Verb};
 use dispatcher::config::{Config, Surroundings};
-use dispatcher::error::RunError;
-use dispatcher::{log, run};
+use dispatcher::error::{EXIT_CONFIG, RunError};
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return refuse(&error),
+    };
     match act(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The log may be JSON for a machine; this line is for whoever typed the command.
-            report(&error);
+            say(&mut std::io::stderr(), &format!("dispatcher: {error}\n"));
             ExitCode::from(error.exit_code())
         }
     }
 }
 
 fn act(args: &Args) -> Result<(), RunError> {
-    match args.verb {
-        Some(Verb::Version) => say(concat!("dispatcher ", env!("CARGO_PKG_VERSION"), "\n")),
+    let resolve = || Config::resolve(&args.settings, &Surroundings::probe());
+    match &args.verb {
+        Some(Verb::Version) => {
+            let version = concat!("dispatcher ", env!("CARGO_PKG_VERSION"), "\n");
+            say(&mut std::io::stdout(), version);
+        }
         Some(Verb::Config {
             verb: ConfigVerb::Show,
-        }) => {
-            say(&Config::resolve(&args.settings, &Surroundings::probe())?.show());
-        }
+        }) => say(&mut std::io::stdout(), &resolve()?.show()),
         Some(Verb::Serve) | None => {
-            let config = Config::resolve(&args.settings, &Surroundings::probe())?;
-            log::init(config.log_format);
-            run::run(config)?;
+            let config = resolve()?;
+            dispatcher::log::init(config.log_format);
+            dispatcher::run::run(config)?;
         }
     }
     Ok(())
 }
 
-#[expect(
-    clippy::print_stdout,
-    reason = "the verb's answer goes to the standard output"
-)]
-fn say(text: &str) {
-    print!("{text}");
+/// Help and version are answers; all else that the parser says is a mistake in the command line.
+fn refuse(error: &clap::Error) -> ExitCode {
+    // Where even the message cannot be written, the exit code is all that is left to say.
+    let _ = error.print();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+        _ => ExitCode::from(EXIT_CONFIG),
+    }
 }
 
-#[expect(
-    clippy::print_stderr,
-    reason = "errors of a command go to the standard error"
-)]
-fn report(error: &RunError) {
-    eprintln!("dispatcher: {error}");
+/// Prints; a reader that went away (`dispatcher config show | head -1`) is no error.
+fn say(stream: &mut dyn std::io::Write, text: &str) {
+    let _ = stream.write_all(text.as_bytes());
+    let _ = stream.flush();
 }
