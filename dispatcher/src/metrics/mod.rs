@@ -3,5 +3,6 @@
 mod export;
 mod histogram;
 pub mod names;
+mod scrape;
 
 pub use export::{Metrics, Route};
