@@ -47,7 +47,8 @@ pub struct Batch {
     pub end: Option<Terminal>,
 }
 
-/// One token's share of a batch.
+/// One token's share of a batch. Text that only the stream's end released, after the newest token
+/// was taken, comes as one more piece under that token's id.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
     pub id: TokenId,
@@ -214,6 +215,23 @@ impl Sender {
                 text_end,
                 logprobs: token.logprobs,
             });
+        }
+        if !row.tail.is_empty() {
+            inner.pending.text.push_str(&row.tail);
+            inner.released_bytes += row.tail.len() as u64;
+            let text_end = inner.pending.text.len();
+            // It belongs to the newest token, which may have been taken already.
+            match inner.pending.pieces.last_mut() {
+                Some(piece) => piece.text_end = text_end,
+                None => {
+                    let id = inner.emitted.last().copied().unwrap_or_default();
+                    inner.pending.pieces.push(Piece {
+                        id,
+                        text_end,
+                        logprobs: None,
+                    });
+                }
+            }
         }
         inner.timeline.completion_tokens = u32::try_from(inner.emitted.len()).unwrap_or(u32::MAX);
         let finished = match row.end {

@@ -4,6 +4,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::fleet::{Fleet, Place};
+use crate::machine::Tick;
+use crate::machine::snapshot::{InstanceSnapshot, Snapshot};
+use crate::process::Child;
+
 /// One consistent picture. Replaced, never changed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct View {
@@ -21,6 +26,90 @@ pub struct View {
     pub counters: CountersView,
     /// Microseconds since the dispatcher's start.
     pub uptime_us: u64,
+}
+
+/// The machine's snapshot, with what the world knows beside it.
+pub(crate) fn compose(snapshot: &Snapshot, fleet: &Fleet, served_model: &str, now: Tick) -> View {
+    let instances: Vec<_> = snapshot
+        .instances
+        .iter()
+        .zip(fleet.places())
+        .map(|(place, known)| instance(place, known, now))
+        .collect();
+    let ready = fleet.places().iter().find_map(|place| place.ready.as_ref());
+    let queue = &snapshot.queue;
+    let counters = &snapshot.counters;
+    View {
+        served_model: served_model.to_owned(),
+        context_tokens: ready.map(|ready| ready.context_tokens),
+        longest_token_bytes: ready.map(|ready| ready.longest_token_bytes),
+        vocabulary: ready.map(|ready| ready.vocabulary),
+        ready: snapshot.ready,
+        not_ready_reason: snapshot.not_ready_reason.clone(),
+        draining: snapshot.draining,
+        instances,
+        queue: QueueView {
+            waiting: small(queue.waiting),
+            running: small(queue.running),
+            limit: small(queue.limit),
+            bytes: queue.bytes,
+            bytes_limit: queue.bytes_limit,
+            tokens: queue.tokens,
+            tokens_limit: queue.tokens_limit,
+            oldest_wait: queue.oldest_wait,
+        },
+        counters: CountersView {
+            accepted: counters.accepted,
+            completed: counters.completed,
+            failed: counters.failed,
+            cancelled: counters.cancelled,
+            denied: counters.denied,
+            failovers: counters.failovers,
+            stale: counters.stale,
+            worker_exits: counters.worker_exits,
+        },
+        uptime_us: now.as_micros(),
+    }
+}
+
+fn instance(place: &InstanceSnapshot, known: &Place, now: Tick) -> InstanceView {
+    let ready = known.ready.as_ref();
+    let rates = known.rates(now);
+    InstanceView {
+        instance: place.instance.0,
+        generation: place.generation.0,
+        state: place.state,
+        reason: place.reason.clone(),
+        pid: known.child.as_ref().map(Child::pid),
+        engine: ready.map(|ready| ready.engine.clone()),
+        model: ready.map(|ready| ready.model.name.clone()),
+        model_hash: ready.map(|ready| hex(&ready.model.hash)),
+        device: ready.map(|ready| ready.device.clone()),
+        build: known.build.clone(),
+        slots: place.slots,
+        context_tokens: ready.map_or(0, |ready| ready.context_tokens),
+        running: place.running,
+        live_slots: known.live_slots,
+        steps: known.steps,
+        longest_step_us: u64::try_from(known.longest_step.as_micros()).unwrap_or(u64::MAX),
+        last_pulse_us: place
+            .last_pulse
+            .map(|age| u64::try_from(age.as_micros()).unwrap_or(u64::MAX)),
+        restarts: place.restarts,
+        crashes: place.crashes,
+        resident_bytes: None,
+        weight_bytes_per_step: ready.map(|ready| ready.weight_bytes_per_step),
+        tokens_per_s: rates.tokens_per_s,
+        batch_mean: rates.batch_mean,
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn small(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -41,20 +41,26 @@ pub enum Action {
         instance: InstanceId,
         generation: Generation,
     },
+    /// Where nothing is left to be produced (a resumed stream whose ids already match a stop), the
+    /// world sends nothing and answers with `Event::Finished` itself.
     SendGenerate {
         request: RequestId,
         attempt: Attempt,
         instance: InstanceId,
         generation: Generation,
     },
+    /// The seat stays taken until `Event::CancelDone`, `Finished` or `RequestFailed` of this attempt,
+    /// or the link's `AttemptEnded`: a row with an end must be told even where its relay has ended.
     SendCancel {
         request: RequestId,
         attempt: Attempt,
         instance: InstanceId,
         generation: Generation,
     },
-    /// The request's one terminal event. For `Completed` the relay already holds the end: the world
-    /// only drops what it kept for a resume. For all others the relay is ended with it.
+    /// The request's one terminal event. For `Completed` the relay holds the end in general (it
+    /// does not where the last worker died between the last token and its end); for all others
+    /// the relay is ended with it. The relay's first end wins, so the world ends it in every case,
+    /// and drops what it kept for a resume.
     End {
         request: RequestId,
         outcome: Outcome,
@@ -62,7 +68,7 @@ pub enum Action {
 
     // ---- records ----
     Record(Measurement),
-    /// All is ended: the dispatcher may exit.
+    /// All is ended: the dispatcher may exit. Nothing follows.
     Stopped,
 }
 

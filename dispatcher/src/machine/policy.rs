@@ -30,6 +30,8 @@ pub struct Policy {
     pub stall_min: Duration,
     pub stall_factor: u32,
     pub stall_max: Duration,
+    /// A prompt thread bounds its own work; one that has not answered for this long is stalled.
+    pub measure_stall: Duration,
     /// Readiness turns false at max(`unready_min`, `unready_factor` × the longest step) without a pulse.
     pub unready_min: Duration,
     pub unready_factor: u32,
@@ -39,6 +41,9 @@ pub struct Policy {
     pub worker_grace: Duration,
     /// From the exit to the fence, where no EOF was read.
     pub link_grace: Duration,
+    /// From a lost link to SIGKILL, where the process lives on. Its requests wait for the exit
+    /// status so long, because it says whether the death counts against them.
+    pub lost_link_grace: Duration,
 
     /// The first of the growing pauses; the very first restart has none.
     pub backoff_min: Duration,
@@ -61,8 +66,6 @@ pub struct Policy {
     pub drain_timeout: Duration,
     /// Replacement of a worker (reload) lets its requests run this long, then resumes them elsewhere.
     pub replace_timeout: Duration,
-    /// Whether a replacement may run beside the worker it replaces (memory and threads allow it).
-    pub start_then_stop: bool,
     /// A prefix-affine instance is chosen unless its load is above this × the mean load (in percent).
     pub affinity_load_percent: u32,
 }
@@ -83,11 +86,13 @@ impl Default for Policy {
             stall_min: Duration::from_secs(30),
             stall_factor: 10,
             stall_max: Duration::from_secs(300),
+            measure_stall: Duration::from_secs(60),
             unready_min: Duration::from_secs(10),
             unready_factor: 3,
             clock_jump: Duration::from_secs(1),
             worker_grace: Duration::from_secs(5),
             link_grace: Duration::from_millis(250),
+            lost_link_grace: Duration::from_secs(1),
             backoff_min: Duration::from_millis(500),
             backoff_max: Duration::from_secs(30),
             crashes_max: 5,
@@ -100,8 +105,120 @@ impl Default for Policy {
             quarantine_entries_max: 1024,
             drain_timeout: Duration::from_secs(30),
             replace_timeout: Duration::from_secs(30),
-            start_then_stop: false,
             affinity_load_percent: 125,
         }
+    }
+}
+
+impl Policy {
+    /// Holds the limits against each other.
+    ///
+    /// # Errors
+    ///
+    /// The first contradiction, in words.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let rules = [
+            (self.instances > 0, "there must be at least one instance"),
+            (
+                self.queue_entries_max > 0,
+                "the queue must hold at least one entry",
+            ),
+            (
+                self.queue_bytes_max > 0,
+                "the queue must hold at least one byte",
+            ),
+            (
+                self.queue_tokens_max > 0,
+                "the queue must hold at least one token",
+            ),
+            (
+                self.key_in_flight_max != Some(0),
+                "a key must be allowed one request in flight",
+            ),
+            (
+                !self.priority_aging.is_zero(),
+                "waiting must raise a priority at some time",
+            ),
+            (
+                self.unready_min <= self.stall_min,
+                "an instance must turn unready before it is stalled",
+            ),
+            (
+                self.unready_factor <= self.stall_factor,
+                "an instance must turn unready before it is stalled",
+            ),
+            (
+                self.stall_min <= self.stall_max,
+                "the shortest stall must not be longer than the longest",
+            ),
+            (
+                self.clock_jump < self.stall_min,
+                "a late wake-up must be forgiven before it looks like a stall",
+            ),
+            (
+                self.link_grace <= self.worker_grace,
+                "a link must end no later than its process is killed",
+            ),
+            (
+                !self.worker_grace.is_zero(),
+                "a worker must have time between SIGTERM and SIGKILL",
+            ),
+            (
+                !self.backoff_min.is_zero(),
+                "restarts must not follow each other without a pause",
+            ),
+            (
+                self.backoff_min <= self.backoff_max,
+                "the first pause must not be longer than the longest",
+            ),
+            (
+                self.backoff_max < Duration::from_secs(60),
+                "requests wait for an instance in backoff: under 60 s",
+            ),
+            (
+                !self.park_min.is_zero() && self.park_min <= self.park_max,
+                "the first parking must not be longer than the longest",
+            ),
+            (
+                !self.crash_window.is_zero(),
+                "crashes must be counted over some time",
+            ),
+            (
+                self.engine_deaths_max > 0,
+                "some engine's death must fail a request",
+            ),
+            (
+                self.suspect_after > 0,
+                "a request must be allowed one death from outside",
+            ),
+            (
+                self.affinity_load_percent >= 100,
+                "an affine instance must be allowed the mean load",
+            ),
+        ];
+        match rules.iter().find(|(holds, _)| !holds) {
+            Some((_, contradiction)) => Err(contradiction),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_do_not_contradict_each_other() {
+        assert_eq!(Policy::default().check(), Ok(()));
+    }
+
+    #[test]
+    fn a_contradiction_is_told_in_words() {
+        let policy = Policy {
+            unready_min: Duration::from_secs(40),
+            ..Policy::default()
+        };
+        let words = "an instance must turn unready before it is stalled";
+        assert_eq!(policy.check(), Err(words));
     }
 }

@@ -1,0 +1,229 @@
+//! What the user typed: the command line as text, before anything is decided.
+
+use clap::{Args as ClapArgs, Parser, Subcommand};
+
+/// One computer, one LLM server: K isolated workers behind one queue.
+#[derive(Clone, Debug, Default, Parser)]
+#[command(
+    name = "dispatcher",
+    version,
+    after_help = "Every setting may also be given as an environment variable (DISPATCHER_, then the flag's name \
+        in capitals with _ for -; DISPATCHER_CTX_SIZE=2048) or in the file of --config (TOML, the flag's name as \
+        the key; ctx-size = 2048). A flag wins over the environment, the environment over the file, the file over \
+        the default. `dispatcher config show` prints what holds and where it came from.\n\n\
+        Exit codes: 0 asked to end, and did; 70 a fault of dispatcher; 71 the machine refused something; \
+        78 what was asked for cannot work, and trying again will not help.",
+    disable_help_subcommand = true
+)]
+pub struct Args {
+    #[command(subcommand)]
+    pub verb: Option<Verb>,
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum Verb {
+    /// Serve (the default).
+    Serve,
+    /// What the settings come to.
+    Config {
+        #[command(subcommand)]
+        verb: ConfigVerb,
+    },
+    /// Print the version.
+    Version,
+}
+
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub enum ConfigVerb {
+    /// Check all settings, the model and the memory, and print every value with its source.
+    Show,
+}
+
+/// Every setting, as typed. Meaning and bounds are `config`'s.
+#[derive(Clone, Debug, Default, ClapArgs)]
+pub struct Settings {
+    /// A TOML file with settings.
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Settings")]
+    pub config: Option<String>,
+
+    /// `llama` or `mlx`; without it the model's kind decides.
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Model")]
+    pub engine: Option<String>,
+    /// A GGUF file or a model folder: a path, or a name in the models directory. Without it, the only one there.
+    #[arg(
+        long,
+        short,
+        global = true,
+        value_name = "MODEL",
+        help_heading = "Model"
+    )]
+    pub model: Option<String>,
+    /// Where models are looked for [default: ./models where it exists, else the user's data directory].
+    #[arg(long, global = true, value_name = "DIR", help_heading = "Model")]
+    pub models_dir: Option<String>,
+    /// The model's name in the API [default: the file's or folder's name].
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Model")]
+    pub served_model_name: Option<String>,
+
+    /// Worker processes, each with the whole model [default: 1].
+    #[arg(long, global = true, value_name = "K", help_heading = "Size")]
+    pub instances: Option<String>,
+    /// Sequences that one instance decodes together [default: as many as memory allows, at most 8].
+    #[arg(
+        long,
+        visible_alias = "parallel",
+        global = true,
+        value_name = "N",
+        help_heading = "Size"
+    )]
+    pub slots: Option<String>,
+    /// Tokens of one request, prompt and output together [default: the model's, at most 4096].
+    #[arg(
+        long,
+        short = 'c',
+        global = true,
+        value_name = "TOKENS",
+        help_heading = "Size"
+    )]
+    pub ctx_size: Option<String>,
+    /// Threads of one instance [default: cores divided by instances, at least 1].
+    #[arg(long, short, global = true, value_name = "N", help_heading = "Size")]
+    pub threads: Option<String>,
+    /// Layers that go to the GPU [default: the engine's].
+    #[arg(
+        long,
+        visible_alias = "gpu-layers",
+        global = true,
+        value_name = "N",
+        help_heading = "Size"
+    )]
+    pub n_gpu_layers: Option<String>,
+    /// Memory that all instances may take together, such as 12GiB [default: 90 % of the machine's or the cgroup's].
+    #[arg(long, global = true, value_name = "SIZE", help_heading = "Size")]
+    pub memory_limit: Option<String>,
+
+    /// Address to listen on [default: 127.0.0.1].
+    #[arg(long, global = true, value_name = "ADDRESS", help_heading = "Front")]
+    pub host: Option<String>,
+    /// Port to listen on; 0 takes a free one [default: 8080].
+    #[arg(long, global = true, value_name = "PORT", help_heading = "Front")]
+    pub port: Option<String>,
+    /// A key that clients must send; may be repeated. Others can read a command line: prefer the environment or a file.
+    #[arg(long, global = true, value_name = "KEY", help_heading = "Front")]
+    pub api_key: Vec<String>,
+    /// A file of such keys, one a line.
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Front")]
+    pub api_key_file: Option<String>,
+
+    /// Requests that may wait [default: 1024]; more get 429.
+    #[arg(long, global = true, value_name = "N", help_heading = "Queue")]
+    pub queue: Option<String>,
+    /// Bytes that waiting requests may hold together [default: 256MiB].
+    #[arg(long, global = true, value_name = "SIZE", help_heading = "Queue")]
+    pub queue_bytes: Option<String>,
+    /// Estimated tokens that waiting requests may ask for together [default: 16777216].
+    #[arg(long, global = true, value_name = "N", help_heading = "Queue")]
+    pub queue_tokens: Option<String>,
+    /// Longest wait for a slot [default: 10m]; longer gets 504.
+    #[arg(long, global = true, value_name = "TIME", help_heading = "Queue")]
+    pub queue_timeout: Option<String>,
+
+    /// On SIGTERM, how long running requests may still run [default: 30s].
+    #[arg(long, global = true, value_name = "TIME", help_heading = "Supervision")]
+    pub drain_timeout: Option<String>,
+    /// Crashes in the crash window after which an instance is parked [default: 5].
+    #[arg(long, global = true, value_name = "N", help_heading = "Supervision")]
+    pub max_crashes: Option<String>,
+    /// The window in which crashes are counted [default: 1m].
+    #[arg(long, global = true, value_name = "TIME", help_heading = "Supervision")]
+    pub crash_window: Option<String>,
+    /// Workers that may be killed from outside under one request before it runs alone [default: 5].
+    #[arg(long, global = true, value_name = "N", help_heading = "Supervision")]
+    pub suspect_after: Option<String>,
+
+    /// Where sockets and process records go [default: one of its own for each port].
+    #[arg(long, global = true, value_name = "DIR", help_heading = "Process")]
+    pub run_dir: Option<String>,
+    /// The worker program [default: dispatcher-worker beside this program].
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Process")]
+    pub worker: Option<String>,
+    /// `text`, `json`, or `auto`: text on a terminal, JSON elsewhere [default: auto].
+    #[arg(long, global = true, value_name = "FORMAT", help_heading = "Process")]
+    pub log_format: Option<String>,
+
+    /// The scripted engine's script, for tests.
+    #[arg(long, global = true, value_name = "SPEC", hide = true)]
+    pub scripted: Option<String>,
+}
+
+impl Settings {
+    /// What was typed for the setting `key`, if anything.
+    #[must_use]
+    pub fn typed(&self, key: &str) -> Option<&str> {
+        let value = match key {
+            "engine" => &self.engine,
+            "model" => &self.model,
+            "models-dir" => &self.models_dir,
+            "served-model-name" => &self.served_model_name,
+            "instances" => &self.instances,
+            "slots" => &self.slots,
+            "ctx-size" => &self.ctx_size,
+            "threads" => &self.threads,
+            "n-gpu-layers" => &self.n_gpu_layers,
+            "memory-limit" => &self.memory_limit,
+            "host" => &self.host,
+            "port" => &self.port,
+            "api-key-file" => &self.api_key_file,
+            "queue" => &self.queue,
+            "queue-bytes" => &self.queue_bytes,
+            "queue-tokens" => &self.queue_tokens,
+            "queue-timeout" => &self.queue_timeout,
+            "drain-timeout" => &self.drain_timeout,
+            "max-crashes" => &self.max_crashes,
+            "crash-window" => &self.crash_window,
+            "suspect-after" => &self.suspect_after,
+            "run-dir" => &self.run_dir,
+            "worker" => &self.worker,
+            "log-format" => &self.log_format,
+            "scripted" => &self.scripted,
+            _ => return None,
+        };
+        value.as_deref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn every_setting_typed_is_found_by_its_key() {
+        let command = Args::command();
+        for argument in command.get_arguments() {
+            let key = argument.get_long().unwrap();
+            // These three are lists, or say where settings are.
+            if ["api-key", "config", "help", "version"].contains(&key) {
+                continue;
+            }
+            let args = Args::parse_from(["dispatcher", &format!("--{key}"), "17"]);
+            assert_eq!(args.settings.typed(key), Some("17"), "--{key}");
+        }
+    }
+
+    #[test]
+    fn settings_may_stand_before_and_after_the_verb() {
+        let before = Args::parse_from(["dispatcher", "--instances", "3", "config", "show"]);
+        let after = Args::parse_from(["dispatcher", "config", "show", "--instances", "3"]);
+        assert_eq!(before.settings.typed("instances"), Some("3"));
+        assert_eq!(after.settings.typed("instances"), Some("3"));
+    }
+}

@@ -1,0 +1,483 @@
+//! Carries out each action of the machine, and turns what comes back into its events.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use proto::to_dispatcher::PromptError;
+use proto::{Attempt, Generation, InstanceId, RequestId};
+use tokio::sync::mpsc;
+
+use crate::fleet::{Fleet, Place};
+use crate::gateway::{Command, Submission};
+use crate::input::{Input, LinkEnd};
+use crate::ledger::{Assignment, Ledger};
+use crate::link::LinkCommand;
+use crate::machine::action::Action;
+use crate::machine::event::{CancelCause, Event, TokenisedOutcome};
+use crate::machine::measurement::Measurement;
+use crate::machine::snapshot::Snapshot;
+use crate::machine::{Outcome, Tick};
+use crate::record::Recorder;
+use crate::view::View;
+use crate::{relay, view};
+
+/// All that the machine acts on: the fleet of workers, the ledger of requests, the records.
+pub(crate) struct World {
+    fleet: Fleet,
+    ledger: Ledger,
+    recorder: Recorder,
+    /// What an action gave at once; handled before the next input.
+    events: VecDeque<Event>,
+    served_model: String,
+    ever_ready: bool,
+    stopped: bool,
+}
+
+impl World {
+    pub(crate) fn new(
+        fleet: Fleet,
+        ledger: Ledger,
+        recorder: Recorder,
+        served_model: String,
+    ) -> Self {
+        Self {
+            fleet,
+            ledger,
+            recorder,
+            events: VecDeque::new(),
+            served_model,
+            ever_ready: false,
+            stopped: false,
+        }
+    }
+
+    pub(crate) fn stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// Why nothing can ever start, where every instance failed for good and none ever served.
+    pub(crate) fn hopeless(&self, snapshot: &Snapshot) -> Option<String> {
+        let parked = snapshot
+            .instances
+            .iter()
+            .all(|place| place.state == "quarantined" && place.next_try_in.is_none());
+        if self.ever_ready || !parked {
+            return None;
+        }
+        let reason = snapshot
+            .instances
+            .iter()
+            .find_map(|place| place.reason.clone());
+        let words = [self.fleet.last_words(), reason];
+        Some(
+            words
+                .into_iter()
+                .flatten()
+                .next()
+                .unwrap_or_else(|| "no cause is known".to_owned()),
+        )
+    }
+
+    pub(crate) fn take_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// What the front asks for, as an event.
+    pub(crate) fn command(&mut self, command: Command) -> Option<Event> {
+        match command {
+            Command::Submit {
+                request,
+                submission,
+                relay,
+            } => Some(self.submit(request, submission, relay)),
+            Command::Cancel { request, cause } => Some(Event::ClientGone { request, cause }),
+            Command::Reload => Some(Event::Reload),
+        }
+    }
+
+    fn submit(
+        &mut self,
+        request: RequestId,
+        submission: Box<Submission>,
+        relay: relay::Sender,
+    ) -> Event {
+        Event::Arrived(Box::new(self.ledger.admit(request, submission, relay)))
+    }
+
+    /// Books what came from a link, a process or a signal, and says it in the machine's words.
+    pub(crate) fn observe(&mut self, input: Input, now: Tick) -> Option<Event> {
+        Some(match input {
+            Input::Connected {
+                instance,
+                generation,
+                handle,
+                build,
+            } => {
+                let place = self.fleet.current(instance, generation)?;
+                place.link = Some(handle);
+                place.build = Some(build);
+                Event::Connected {
+                    instance,
+                    generation,
+                }
+            }
+            Input::Loading {
+                instance,
+                generation,
+                permille,
+            } => Event::LoadProgress {
+                instance,
+                generation,
+                permille,
+            },
+            Input::Warming {
+                instance,
+                generation,
+                done,
+                of,
+            } => Event::WarmProgress {
+                instance,
+                generation,
+                done,
+                of,
+            },
+            Input::Ready {
+                instance,
+                generation,
+                ready,
+            } => {
+                let place = self.fleet.current(instance, generation)?;
+                let facts = Place::facts(&ready);
+                place.ready = Some(ready);
+                self.ever_ready = true;
+                Event::Ready {
+                    instance,
+                    generation,
+                    facts,
+                }
+            }
+            Input::Tokenised {
+                request,
+                instance,
+                generation,
+                outcome,
+            } => {
+                let outcome = match outcome {
+                    Ok(tokenised) => {
+                        let count = u32::try_from(tokenised.ids.len()).unwrap_or(u32::MAX);
+                        self.ledger.tokenised(request, tokenised.ids);
+                        TokenisedOutcome::Tokens(count)
+                    }
+                    Err(error) => tokenise_failure(error),
+                };
+                Event::Tokenised {
+                    request,
+                    instance,
+                    generation,
+                    outcome,
+                }
+            }
+            Input::Started {
+                request,
+                attempt,
+                cached_tokens,
+            } => {
+                if let Some(relay) = self.ledger.relay(request) {
+                    relay.started(attempt, cached_tokens);
+                }
+                Event::Started {
+                    request,
+                    attempt,
+                    cached_tokens,
+                }
+            }
+            Input::FirstToken { request, attempt } => Event::FirstToken { request, attempt },
+            Input::Finished {
+                request,
+                attempt,
+                reason,
+                tokens,
+            } => Event::Finished {
+                request,
+                attempt,
+                reason,
+                tokens,
+            },
+            Input::CancelDone { request, attempt } => Event::CancelDone { request, attempt },
+            Input::RequestFailed {
+                request,
+                attempt,
+                error,
+            } => Event::RequestFailed {
+                request,
+                attempt,
+                error,
+            },
+            Input::SlowReader { request } => Event::ClientGone {
+                request,
+                cause: CancelCause::SlowReader,
+            },
+            Input::Progress {
+                instance,
+                generation,
+                pulse,
+                longest_step,
+                ..
+            } => {
+                self.fleet.progress(&input, now);
+                Event::Progress {
+                    instance,
+                    generation,
+                    pulse,
+                    longest_step,
+                }
+            }
+            Input::Drained {
+                instance,
+                generation,
+            } => Event::Drained {
+                instance,
+                generation,
+            },
+            Input::AttemptEnded {
+                instance,
+                generation,
+                accepted,
+                cause,
+            } => {
+                if let LinkEnd::Protocol(words) = &cause {
+                    tracing::error!(%instance, %generation, error = %words, "worker broke the protocol");
+                }
+                if let Some(place) = self.fleet.current(instance, generation) {
+                    place.link = None;
+                }
+                Event::AttemptEnded {
+                    instance,
+                    generation,
+                    accepted,
+                }
+            }
+            Input::Stale { count } => {
+                self.recorder.stale(count);
+                return None;
+            }
+            Input::Exited {
+                instance,
+                generation,
+                status,
+                tail,
+            } => {
+                self.fleet.exited(instance, generation, tail);
+                Event::Exited {
+                    instance,
+                    generation,
+                    status,
+                }
+            }
+            Input::Drain => Event::Drain,
+            Input::Stop => Event::Stop,
+            Input::Reload => Event::Reload,
+            Input::Memory(pressure) => Event::Memory(pressure),
+        })
+    }
+
+    /// Carries one action out. It never waits.
+    pub(crate) fn act(&mut self, action: Action, now: Tick) {
+        match action {
+            Action::Spawn {
+                instance,
+                generation,
+            } => {
+                if let Err(permanent) = self.fleet.spawn(instance, generation) {
+                    self.events.push_back(Event::SpawnFailed {
+                        instance,
+                        generation,
+                        permanent,
+                    });
+                } else {
+                    self.events.push_back(Event::Spawned {
+                        instance,
+                        generation,
+                    });
+                }
+            }
+            Action::Terminate {
+                instance,
+                generation,
+            } => self.fleet.terminate(instance, generation),
+            Action::Kill {
+                instance,
+                generation,
+            } => {
+                self.fleet.kill(instance, generation);
+                self.fleet.send(instance, generation, LinkCommand::Close);
+            }
+            Action::CloseLink {
+                instance,
+                generation,
+            } => {
+                self.fleet.send(instance, generation, LinkCommand::Close);
+            }
+            Action::SendDrain {
+                instance,
+                generation,
+            } => {
+                self.fleet.send(instance, generation, LinkCommand::Drain);
+            }
+            Action::SendTokenise {
+                request,
+                instance,
+                generation,
+            } => {
+                self.tokenise(request, instance, generation);
+            }
+            Action::SendGenerate {
+                request,
+                attempt,
+                instance,
+                generation,
+            } => {
+                self.generate(request, attempt, instance, generation, now);
+            }
+            Action::SendCancel {
+                request,
+                attempt,
+                instance,
+                generation,
+            } => {
+                self.fleet.send(
+                    instance,
+                    generation,
+                    LinkCommand::Cancel { request, attempt },
+                );
+            }
+            Action::End { request, outcome } => self.end(request, outcome),
+            Action::Record(measurement) => self.record(measurement),
+            Action::Stopped => self.stopped = true,
+        }
+    }
+
+    fn tokenise(&mut self, request: RequestId, instance: InstanceId, generation: Generation) {
+        let sent = self.ledger.get(request).is_some_and(|entry| {
+            let input = entry.submission.prompt.clone();
+            self.fleet.send(
+                instance,
+                generation,
+                LinkCommand::Tokenise { request, input },
+            )
+        });
+        if !sent {
+            self.events.push_back(Event::Tokenised {
+                request,
+                instance,
+                generation,
+                outcome: TokenisedOutcome::Unavailable,
+            });
+        }
+    }
+
+    fn generate(
+        &mut self,
+        request: RequestId,
+        attempt: Attempt,
+        instance: InstanceId,
+        generation: Generation,
+        now: Tick,
+    ) {
+        let context_tokens = self.fleet.context_tokens(instance, generation);
+        match self
+            .ledger
+            .assign(request, attempt, instance, context_tokens, now)
+        {
+            Assignment::Send(generate, relay) => {
+                // A link that is gone ends the attempt by its own AttemptEnded.
+                self.fleet.send(
+                    instance,
+                    generation,
+                    LinkCommand::Generate { generate, relay },
+                );
+            }
+            Assignment::Complete(relay) => {
+                let reason = proto::FinishReason::Length;
+                relay.end(Outcome::Completed { reason });
+                let tokens = relay.tokens();
+                self.events.push_back(Event::Finished {
+                    request,
+                    attempt,
+                    reason,
+                    tokens,
+                });
+            }
+            Assignment::Missing => {
+                let words = "the dispatcher lost this request's prompt".to_owned();
+                tracing::error!(%request, "assigned a request without prompt ids");
+                let error = crate::machine::event::AttemptError::Engine(words);
+                self.events.push_back(Event::RequestFailed {
+                    request,
+                    attempt,
+                    error,
+                });
+            }
+        }
+    }
+
+    fn end(&mut self, request: RequestId, outcome: Outcome) {
+        if let Some(entry) = self.ledger.remove(request) {
+            entry.relay.end(outcome);
+        }
+    }
+
+    fn record(&mut self, measurement: Measurement) {
+        if let Measurement::WorkerExit {
+            instance,
+            generation,
+            batch,
+            ..
+        } = &measurement
+        {
+            let post_mortem = self.fleet.post_mortem(*instance, *generation);
+            let fingerprints = batch
+                .iter()
+                .filter_map(|request| self.ledger.get(*request))
+                .map(|entry| format!("{:016x}", entry.fingerprint.0))
+                .collect();
+            self.recorder
+                .worker_exit(&measurement, post_mortem, fingerprints);
+        } else {
+            self.recorder.record(&measurement);
+        }
+    }
+
+    /// How things stand, from the machine's snapshot and what the world knows beside it.
+    pub(crate) fn view(&self, snapshot: &Snapshot, now: Tick) -> View {
+        view::compose(snapshot, &self.fleet, &self.served_model, now)
+    }
+}
+
+fn tokenise_failure(error: PromptError) -> TokenisedOutcome {
+    match error {
+        PromptError::Busy => TokenisedOutcome::Unavailable,
+        // The next worker has the same template and would take as long.
+        PromptError::TimedOut => TokenisedOutcome::Rejected(
+            "rendering and tokenising the messages took longer than 2 s".to_owned(),
+        ),
+        PromptError::Template(words) => {
+            TokenisedOutcome::Rejected(format!("the chat template refused the messages: {words}"))
+        }
+        PromptError::UnknownToken(id) => {
+            TokenisedOutcome::Rejected(format!("token id {id} is not in the vocabulary"))
+        }
+        PromptError::Empty => TokenisedOutcome::Rejected("the prompt is empty".to_owned()),
+    }
+}
+
+/// How long the rates in the view look back.
+pub(crate) const RATE_WINDOW: Duration = Duration::from_secs(5);
+
+/// Inputs that may wait for the driver loop; links wait beyond it.
+pub(crate) const INPUTS_MAX: usize = 8192;
+
+/// The inputs' channel.
+pub(crate) fn inputs() -> (mpsc::Sender<Input>, mpsc::Receiver<Input>) {
+    mpsc::channel(INPUTS_MAX)
+}

@@ -1,0 +1,662 @@
+//! Measurements to counters and histograms, and their text for GET /metrics.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use proto::{FinishReason, InstanceId};
+
+use super::histogram::Histogram;
+use super::names::{self, Kind, Name};
+use crate::machine::event::CancelCause;
+use crate::machine::measurement::{ExitCause, Measurement, RequestRecord};
+use crate::machine::{Denied, Failure, Outcome};
+use crate::view::{InstanceView, View};
+
+/// vLLM's bounds of the time to the first token, in microseconds.
+const FIRST_TOKEN_US: &[u64] = &[
+    1_000,
+    5_000,
+    10_000,
+    20_000,
+    40_000,
+    60_000,
+    80_000,
+    100_000,
+    250_000,
+    500_000,
+    750_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    7_500_000,
+    10_000_000,
+    20_000_000,
+    40_000_000,
+    80_000_000,
+    160_000_000,
+    640_000_000,
+];
+/// vLLM's bounds of the gap between tokens and finer ones below them, in microseconds.
+const GAP_US: &[u64] = &[
+    500, 1_000, 2_500, 5_000, 7_500, 10_000, 15_000, 25_000, 50_000, 75_000, 100_000, 150_000,
+    200_000, 300_000, 400_000, 500_000, 750_000, 1_000_000, 2_500_000, 5_000_000, 10_000_000,
+];
+/// Whole requests and their parts, in microseconds.
+const REQUEST_US: &[u64] = &[
+    1_000,
+    10_000,
+    50_000,
+    100_000,
+    200_000,
+    300_000,
+    500_000,
+    800_000,
+    1_000_000,
+    1_500_000,
+    2_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    15_000_000,
+    20_000_000,
+    30_000_000,
+    60_000_000,
+    120_000_000,
+    240_000_000,
+    480_000_000,
+    960_000_000,
+];
+const TOKENS: &[u64] = &[
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000,
+];
+const BATCH: &[u64] = &[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256];
+
+const STATES: [&str; 8] = [
+    "spawning",
+    "loading",
+    "warming",
+    "ready",
+    "draining",
+    "terminating",
+    "backoff",
+    "quarantined",
+];
+const FINISHED: [&str; 3] = ["stop", "length", "abort"];
+const CANCELLED: [&str; 2] = ["client_disconnect", "slow_reader"];
+const EXITS: [&str; 4] = ["planned", "external", "engine", "permanent"];
+const DENIED: [&str; 10] = [
+    "queue_full",
+    "draining",
+    "no_instance",
+    "out_of_memory",
+    "queue_timeout",
+    "deadline_exceeded",
+    "prompt_too_long",
+    "prompt_too_large",
+    "prompt_rejected",
+    "quarantined",
+];
+const FAILED: [&str; 7] = [
+    "rejected",
+    "engine",
+    "worker_crashed",
+    "worker_oom",
+    "no_instance",
+    "draining",
+    "deadline_exceeded",
+];
+
+/// A counter for each word of a fixed list.
+#[derive(Debug)]
+struct Words<const N: usize> {
+    words: [&'static str; N],
+    counts: [AtomicU64; N],
+}
+
+impl<const N: usize> Words<N> {
+    fn new(words: [&'static str; N]) -> Self {
+        Self {
+            words,
+            counts: [const { AtomicU64::new(0) }; N],
+        }
+    }
+
+    fn add(&self, word: &str) {
+        if let Some(index) = self.words.iter().position(|one| *one == word) {
+            self.counts[index].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counts = self.counts.iter().map(|one| one.load(Ordering::Relaxed));
+        self.words.into_iter().zip(counts)
+    }
+}
+
+#[derive(Debug)]
+struct PerInstance {
+    label: String,
+    batch: Histogram,
+    step: Histogram,
+    prefill_tokens: AtomicU64,
+    exits: Words<4>,
+}
+
+/// Route of a response, as a label: never the client's own words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Route(&'static str);
+
+impl Route {
+    #[must_use]
+    pub fn of(path: &str) -> Self {
+        const ROUTES: [&str; 7] = [
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/models",
+            "/health",
+            "/ready",
+            "/status",
+            "/metrics",
+        ];
+        Self(
+            ROUTES
+                .into_iter()
+                .find(|route| *route == path)
+                .unwrap_or("other"),
+        )
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    model: String,
+    instances: Vec<PerInstance>,
+    first_token: Histogram,
+    gap: Histogram,
+    end_to_end: Histogram,
+    queue: Histogram,
+    prefill: Histogram,
+    decode: Histogram,
+    request_prompt_tokens: Histogram,
+    request_generation_tokens: Histogram,
+    prompt_tokens: AtomicU64,
+    generation_tokens: AtomicU64,
+    cached_tokens: AtomicU64,
+    finished: Words<3>,
+    cancelled: Words<2>,
+    denied: Words<10>,
+    failed: Words<7>,
+    failovers: AtomicU64,
+    stale: AtomicU64,
+    quarantined: AtomicU64,
+    connections: AtomicU64,
+    accept_failures: AtomicU64,
+    /// Once a response, so that a lock does no harm.
+    responses: Mutex<BTreeMap<(Route, u16), u64>>,
+}
+
+/// Where everything is counted. Cheap to clone; recording a step or a token takes no lock.
+#[derive(Clone, Debug)]
+pub struct Metrics(Arc<Inner>);
+
+impl Metrics {
+    /// For a pool of `instances`.
+    #[must_use]
+    pub fn new(instances: u32, served_model: &str) -> Self {
+        let instances = (0..instances)
+            .map(|instance| PerInstance {
+                label: instance.to_string(),
+                batch: Histogram::of_counts(BATCH),
+                step: Histogram::of_durations(GAP_US),
+                prefill_tokens: AtomicU64::new(0),
+                exits: Words::new(EXITS),
+            })
+            .collect();
+        Self(Arc::new(Inner {
+            model: served_model.to_owned(),
+            instances,
+            first_token: Histogram::of_durations(FIRST_TOKEN_US),
+            gap: Histogram::of_durations(GAP_US),
+            end_to_end: Histogram::of_durations(REQUEST_US),
+            queue: Histogram::of_durations(REQUEST_US),
+            prefill: Histogram::of_durations(REQUEST_US),
+            decode: Histogram::of_durations(REQUEST_US),
+            request_prompt_tokens: Histogram::of_counts(TOKENS),
+            request_generation_tokens: Histogram::of_counts(TOKENS),
+            prompt_tokens: AtomicU64::new(0),
+            generation_tokens: AtomicU64::new(0),
+            cached_tokens: AtomicU64::new(0),
+            finished: Words::new(FINISHED),
+            cancelled: Words::new(CANCELLED),
+            denied: Words::new(DENIED),
+            failed: Words::new(FAILED),
+            failovers: AtomicU64::new(0),
+            stale: AtomicU64::new(0),
+            quarantined: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            accept_failures: AtomicU64::new(0),
+            responses: Mutex::new(BTreeMap::new()),
+        }))
+    }
+
+    fn instance(&self, instance: InstanceId) -> Option<&PerInstance> {
+        self.0.instances.get(usize::try_from(instance.0).ok()?)
+    }
+
+    // ---- the link ----
+
+    /// One engine step: sequences that decoded, prompt tokens computed beside them, and its duration.
+    pub fn step(&self, instance: InstanceId, batch: u32, prefill_tokens: u32, duration: Duration) {
+        let Some(instance) = self.instance(instance) else {
+            return;
+        };
+        // A step that only prefills decodes nothing, and says nothing about the batch.
+        if batch > 0 {
+            instance.batch.observe(batch.into());
+        }
+        instance.step.observe_duration(duration);
+        instance
+            .prefill_tokens
+            .fetch_add(prefill_tokens.into(), Ordering::Relaxed);
+    }
+
+    /// Between two tokens of one stream.
+    pub fn gap(&self, gap: Duration) {
+        self.0.gap.observe_duration(gap);
+    }
+
+    /// `count` things of an older attempt or generation were dropped.
+    pub fn stale(&self, count: u64) {
+        self.0.stale.fetch_add(count, Ordering::Relaxed);
+    }
+
+    // ---- the machine ----
+
+    /// Counts what the machine reports.
+    pub fn record(&self, measurement: &Measurement) {
+        let inner = &self.0;
+        match measurement {
+            Measurement::Request(record) => self.request(record),
+            Measurement::WorkerExit {
+                instance, cause, ..
+            } => {
+                if let Some(instance) = self.instance(*instance) {
+                    instance.exits.add(match cause {
+                        ExitCause::Planned => "planned",
+                        ExitCause::External => "external",
+                        ExitCause::Engine => "engine",
+                        ExitCause::Permanent => "permanent",
+                    });
+                }
+            }
+            // The view has the state.
+            Measurement::Instance { .. } => {}
+            Measurement::Stale => self.stale(1),
+            Measurement::Failover { .. } => {
+                inner.failovers.fetch_add(1, Ordering::Relaxed);
+            }
+            Measurement::FingerprintQuarantined { .. } => {
+                inner.quarantined.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn request(&self, record: &RequestRecord) {
+        let inner = &self.0;
+        let generated = u64::from(record.completion_tokens);
+        let prompt = u64::from(record.prompt_tokens.unwrap_or(0));
+        inner
+            .generation_tokens
+            .fetch_add(generated, Ordering::Relaxed);
+        if let Some(assigned) = record.assigned {
+            inner
+                .queue
+                .observe_duration(assigned.since(record.received));
+            inner.prompt_tokens.fetch_add(prompt, Ordering::Relaxed);
+            let cached = u64::from(record.cached_tokens);
+            inner.cached_tokens.fetch_add(cached, Ordering::Relaxed);
+        }
+        if let Some(first) = record.first_token {
+            inner
+                .first_token
+                .observe_duration(first.since(record.received));
+            if let Some(assigned) = record.assigned {
+                inner.prefill.observe_duration(first.since(assigned));
+            }
+        }
+        match &record.outcome {
+            Outcome::Completed { reason } => {
+                inner
+                    .end_to_end
+                    .observe_duration(record.ended.since(record.received));
+                if let Some(first) = record.first_token {
+                    inner.decode.observe_duration(record.ended.since(first));
+                }
+                inner.request_prompt_tokens.observe(prompt);
+                inner.request_generation_tokens.observe(generated);
+                inner.finished.add(match reason {
+                    FinishReason::Stop => "stop",
+                    FinishReason::Length => "length",
+                });
+            }
+            Outcome::Denied(denied) => inner.denied.add(denied_word(denied)),
+            Outcome::Failed(failure) => inner.failed.add(failed_word(failure)),
+            Outcome::Cancelled(cause) => {
+                inner.finished.add("abort");
+                inner.cancelled.add(match cause {
+                    CancelCause::ClientDisconnect => "client_disconnect",
+                    CancelCause::SlowReader => "slow_reader",
+                });
+            }
+        }
+    }
+
+    // ---- the front ----
+
+    pub(crate) fn connection_opened(&self) {
+        self.0.connections.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn connection_closed(&self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn accept_failed(&self) {
+        self.0.accept_failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn responded(&self, route: Route, status: u16) {
+        let mut responses = self
+            .0
+            .responses
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *responses.entry((route, status)).or_default() += 1;
+    }
+
+    /// All metrics in the OpenMetrics text format.
+    #[must_use]
+    pub fn encode(&self, view: &Arc<View>) -> String {
+        let label = ("model_name".into(), self.0.model.clone().into());
+        let mut registry = Registry::with_labels([label].into_iter());
+        registry.register_collector(Box::new(Scrape {
+            inner: Arc::clone(&self.0),
+            view: Arc::clone(view),
+        }));
+        let mut out = String::with_capacity(32 << 10);
+        // Writing to a string does not fail.
+        let _ = text::encode(&mut out, &registry);
+        out
+    }
+}
+
+fn denied_word(denied: &Denied) -> &'static str {
+    match denied {
+        Denied::QueueFull { .. } => "queue_full",
+        Denied::Draining { .. } => "draining",
+        Denied::NoInstance { .. } => "no_instance",
+        Denied::OutOfMemory { .. } => "out_of_memory",
+        Denied::QueueTimeout { .. } => "queue_timeout",
+        Denied::DeadlineExceeded => "deadline_exceeded",
+        Denied::PromptTooLong { .. } => "prompt_too_long",
+        Denied::PromptTooLarge { .. } => "prompt_too_large",
+        Denied::PromptRejected(_) => "prompt_rejected",
+        Denied::Quarantined { .. } => "quarantined",
+    }
+}
+
+fn failed_word(failure: &Failure) -> &'static str {
+    match failure {
+        Failure::Rejected(_) => "rejected",
+        Failure::Engine(_) => "engine",
+        Failure::WorkerDied { oom: false, .. } => "worker_crashed",
+        Failure::WorkerDied { oom: true, .. } => "worker_oom",
+        Failure::NoInstance => "no_instance",
+        Failure::Draining => "draining",
+        Failure::DeadlineExceeded => "deadline_exceeded",
+    }
+}
+
+/// One scrape.
+#[derive(Debug)]
+struct Scrape {
+    inner: Arc<Inner>,
+    view: Arc<View>,
+}
+
+type Labels<'a> = [(&'a str, &'a str)];
+
+/// Writes one metric's samples.
+struct Samples<'a>(MetricEncoder<'a>);
+
+impl Samples<'_> {
+    fn counter(&mut self, labels: &Labels<'_>, value: u64) -> fmt::Result {
+        // An empty set must not be written as a pair of braces.
+        if labels.is_empty() {
+            return self.0.encode_counter::<NoLabelSet, u64, f64>(&value, None);
+        }
+        self.0
+            .encode_family(&labels)?
+            .encode_counter::<NoLabelSet, u64, f64>(&value, None)
+    }
+
+    fn gauge(&mut self, labels: &Labels<'_>, value: f64) -> fmt::Result {
+        if labels.is_empty() {
+            return self.0.encode_gauge(&value);
+        }
+        self.0.encode_family(&labels)?.encode_gauge(&value)
+    }
+
+    fn histogram(&mut self, labels: &Labels<'_>, histogram: &Histogram) -> fmt::Result {
+        let one = histogram.snapshot();
+        let none = None::<
+            &std::collections::HashMap<
+                _,
+                prometheus_client::metrics::exemplar::Exemplar<NoLabelSet, f64>,
+            >,
+        >;
+        if labels.is_empty() {
+            return self
+                .0
+                .encode_histogram(one.sum, one.count, &one.buckets, none);
+        }
+        self.0
+            .encode_family(&labels)?
+            .encode_histogram(one.sum, one.count, &one.buckets, none)
+    }
+}
+
+fn metric(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &Name,
+    write: impl FnOnce(&mut Samples<'_>) -> fmt::Result,
+) -> fmt::Result {
+    let (stem, kind) = match name.kind {
+        // The encoder adds the ending itself.
+        Kind::Counter => (
+            name.name.strip_suffix("_total").unwrap_or(name.name),
+            MetricType::Counter,
+        ),
+        Kind::Gauge => (name.name, MetricType::Gauge),
+        Kind::Histogram => (name.name, MetricType::Histogram),
+    };
+    write(&mut Samples(
+        encoder.encode_descriptor(stem, name.help, None, kind)?,
+    ))
+}
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let (inner, view, to) = (&*self.inner, &*self.view, &mut encoder);
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        for (name, histogram) in [
+            (&names::TIME_TO_FIRST_TOKEN, &inner.first_token),
+            (&names::INTER_TOKEN, &inner.gap),
+            (&names::END_TO_END, &inner.end_to_end),
+            (&names::QUEUE_TIME, &inner.queue),
+            (&names::PREFILL_TIME, &inner.prefill),
+            (&names::DECODE_TIME, &inner.decode),
+            (&names::REQUEST_PROMPT_TOKENS, &inner.request_prompt_tokens),
+            (
+                &names::REQUEST_GENERATION_TOKENS,
+                &inner.request_generation_tokens,
+            ),
+        ] {
+            metric(to, name, |samples| samples.histogram(&[], histogram))?;
+        }
+        for (name, count) in [
+            (&names::PROMPT_TOKENS, &inner.prompt_tokens),
+            (&names::GENERATION_TOKENS, &inner.generation_tokens),
+            (&names::PREFIX_CACHE_QUERIES, &inner.prompt_tokens),
+            (&names::PREFIX_CACHE_HITS, &inner.cached_tokens),
+        ] {
+            metric(to, name, |samples| samples.counter(&[], load(count)))?;
+        }
+        words(to, &names::REQUEST_SUCCESS, &inner.finished)?;
+        metric(to, &names::RUNNING, |samples| {
+            samples.gauge(&[], view.queue.running.into())
+        })?;
+        metric(to, &names::WAITING, |samples| {
+            samples.gauge(&[], view.queue.waiting.into())
+        })?;
+
+        metric(to, &names::BATCH_SIZE, |samples| {
+            each(inner, |one, labels| samples.histogram(labels, &one.batch))
+        })?;
+        metric(to, &names::STEP_TIME, |samples| {
+            each(inner, |one, labels| samples.histogram(labels, &one.step))
+        })?;
+        metric(to, &names::PREFILL_TOKENS, |samples| {
+            each(inner, |one, labels| {
+                samples.counter(labels, load(&one.prefill_tokens))
+            })
+        })?;
+
+        words(to, &names::REQUESTS_CANCELLED, &inner.cancelled)?;
+        words(to, &names::REQUESTS_DENIED, &inner.denied)?;
+        words(to, &names::REQUESTS_FAILED, &inner.failed)?;
+        for (name, count) in [
+            (&names::FAILOVERS, &inner.failovers),
+            (&names::STALE, &inner.stale),
+            (&names::QUARANTINED, &inner.quarantined),
+        ] {
+            metric(to, name, |samples| samples.counter(&[], load(count)))?;
+        }
+        metric(to, &names::WORKER_EXITS, |samples| {
+            each(inner, |one, labels| {
+                one.exits.counts().try_for_each(|(cause, count)| {
+                    samples.counter(&[labels[0], ("cause", cause)], count)
+                })
+            })
+        })?;
+        instances(to, &view.instances)?;
+        queue(to, view)?;
+
+        metric(to, &names::HTTP_RESPONSES, |samples| {
+            let responses = inner
+                .responses
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            responses.iter().try_for_each(|((route, status), &count)| {
+                let status = status.to_string();
+                samples.counter(&[("route", route.0), ("status", &status)], count)
+            })
+        })?;
+        metric(to, &names::HTTP_CONNECTIONS, |samples| {
+            samples.gauge(&[], load(&inner.connections) as f64)
+        })?;
+        metric(to, &names::ACCEPT_FAILURES, |samples| {
+            samples.counter(&[], load(&inner.accept_failures))
+        })
+    }
+}
+
+fn words<const N: usize>(
+    to: &mut DescriptorEncoder<'_>,
+    name: &Name,
+    words: &Words<N>,
+) -> fmt::Result {
+    let label = name.labels[0];
+    metric(to, name, |samples| {
+        words
+            .counts()
+            .try_for_each(|(word, count)| samples.counter(&[(label, word)], count))
+    })
+}
+
+fn each(
+    inner: &Inner,
+    mut write: impl FnMut(&PerInstance, &Labels<'_>) -> fmt::Result,
+) -> fmt::Result {
+    inner
+        .instances
+        .iter()
+        .try_for_each(|one| write(one, &[("instance", &one.label)]))
+}
+
+fn instances(to: &mut DescriptorEncoder<'_>, list: &[InstanceView]) -> fmt::Result {
+    metric(to, &names::INSTANCE_STATE, |samples| {
+        list.iter().try_for_each(|one| {
+            let instance = one.instance.to_string();
+            STATES.iter().try_for_each(|state| {
+                let labels = [("instance", instance.as_str()), ("state", state)];
+                samples.gauge(&labels, f64::from(u8::from(one.state == *state)))
+            })
+        })
+    })?;
+    type Of = fn(&InstanceView) -> Option<f64>;
+    let gauges: [(&Name, Of); 5] = [
+        (&names::INSTANCE_SLOTS, |one| Some(one.slots.into())),
+        (&names::INSTANCE_RUNNING, |one| Some(one.running.into())),
+        (&names::INSTANCE_PULSE_AGE, |one| {
+            one.last_pulse_us.map(|age| age as f64 / 1e6)
+        }),
+        (&names::INSTANCE_RESIDENT, |one| {
+            one.resident_bytes.map(|bytes| bytes as f64)
+        }),
+        (&names::INSTANCE_TOKEN_RATE, |one| Some(one.tokens_per_s)),
+    ];
+    for (name, of) in gauges {
+        metric(to, name, |samples| {
+            list.iter().try_for_each(|one| match of(one) {
+                Some(value) => samples.gauge(&[("instance", &one.instance.to_string())], value),
+                None => Ok(()),
+            })
+        })?;
+    }
+    let counters: [(&Name, fn(&InstanceView) -> u64); 2] = [
+        (&names::INSTANCE_RESTARTS, |one| one.restarts),
+        (&names::INSTANCE_CRASHES, |one| one.crashes),
+    ];
+    for (name, of) in counters {
+        metric(to, name, |samples| {
+            list.iter().try_for_each(|one| {
+                samples.counter(&[("instance", &one.instance.to_string())], of(one))
+            })
+        })?;
+    }
+    Ok(())
+}
+
+fn queue(to: &mut DescriptorEncoder<'_>, view: &View) -> fmt::Result {
+    let queue = &view.queue;
+    let oldest = queue.oldest_wait.unwrap_or_default().as_secs_f64();
+    for (name, value) in [
+        (&names::QUEUE_LIMIT, f64::from(queue.limit)),
+        (&names::QUEUE_BYTES, queue.bytes as f64),
+        (&names::QUEUE_TOKENS, queue.tokens as f64),
+        (&names::QUEUE_OLDEST, oldest),
+        (&names::READY, f64::from(u8::from(view.ready))),
+        (&names::UPTIME, view.uptime_us as f64 / 1e6),
+    ] {
+        metric(to, name, |samples| samples.gauge(&[], value))?;
+    }
+    Ok(())
+}

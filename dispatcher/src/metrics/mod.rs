@@ -1,0 +1,8 @@
+//! What is counted, under which names, and how it is read.
+
+mod export;
+mod histogram;
+pub mod names;
+mod observe;
+
+pub use export::{Metrics, Route};

@@ -1,0 +1,127 @@
+//! The whole system on the real model: dispatcher, queue, link, workers, llama.cpp.
+
+mod system;
+
+use serde_json::json;
+use system::System;
+use system::client::{self, Events, chat};
+
+const STREAMS: usize = 16;
+
+#[test]
+fn real_model_two_instances_answer_sixteen_streams_each_with_its_own_number() {
+    let system = System::llama(&["--instances", "2", "--slots", "4"]);
+    let numbers: Vec<String> = (0..STREAMS)
+        .map(|index| format!("{}", 3107 + 577 * index))
+        .collect();
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let streams: Vec<_> = numbers
+            .iter()
+            .map(|number| {
+                let address = &system.address;
+                let ask = format!("Repeat this number and nothing else: {number}");
+                scope.spawn(move || client::stream(address, &chat(&ask, 24)))
+            })
+            .collect();
+        streams
+            .into_iter()
+            .map(|stream| stream.join().unwrap())
+            .collect()
+    });
+    let mut own = 0;
+    let mut instances = std::collections::BTreeSet::new();
+    for (number, answer) in numbers.iter().zip(&answers) {
+        answer.assert_complete();
+        own += usize::from(answer.text.contains(number));
+        for other in numbers.iter().filter(|other| *other != number) {
+            assert!(
+                !answer.text.contains(other),
+                "asked for {number}, got {other}: {}",
+                answer.text
+            );
+        }
+        instances.insert(
+            answer.timings.as_ref().unwrap()["instance"]
+                .as_u64()
+                .unwrap(),
+        );
+    }
+    // A model this small may garble one; most must come back whole, or nothing was compared.
+    assert!(
+        own >= STREAMS * 3 / 4,
+        "only {own} of {STREAMS} repeated their number: {answers:#?}"
+    );
+    assert_eq!(instances.len(), 2, "one instance served all");
+    let mean =
+        system.metric("dispatcher_batch_size_sum") / system.metric("dispatcher_batch_size_count");
+    assert!(mean > 1.0, "mean batch occupancy is {mean}");
+}
+
+#[test]
+fn real_model_kill_of_one_worker_leaves_the_listener_and_the_other_streams_alone() {
+    let system = System::llama(&["--instances", "2", "--slots", "4"]);
+    let mut streams: Vec<_> = (0..6)
+        .map(|index| {
+            let body = chat(&format!("Write a story about {index} cats."), 48);
+            Events::open(&system.address, "/v1/chat/completions", &body)
+        })
+        .collect();
+    for stream in &mut streams {
+        stream.next_text();
+    }
+    let before = system.status();
+    let victim = u32::try_from(before["instances"][0]["pid"].as_u64().unwrap()).unwrap();
+    system::kill(victim, nix::sys::signal::Signal::SIGKILL);
+    for _ in 0..20 {
+        assert_eq!(client::get_blocking(&system.address, "/health").0, 200);
+    }
+    let mut resumed = 0;
+    for mut stream in streams {
+        let whole = stream.whole();
+        whole.assert_complete();
+        resumed += usize::from(whole.timings.unwrap()["attempts"].as_u64().unwrap() > 1);
+    }
+    assert!(resumed >= 1, "the killed worker served none of the streams");
+    assert!(resumed < 6, "streams of the other worker were touched");
+    system.await_status("both instances ready again", |status| {
+        status["instances"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|instance| instance["state"] == "ready")
+    });
+    assert_ne!(system.worker_pids()[0], victim);
+}
+
+#[test]
+fn real_model_a_prompt_over_the_context_is_refused_before_it_takes_a_slot() {
+    let system = System::llama(&["--instances", "1", "--slots", "2", "--ctx-size", "256"]);
+    let long = "word ".repeat(2000);
+    let answer = client::post(
+        &system.address,
+        "/v1/chat/completions",
+        &json!({ "messages": [{ "role": "user", "content": long }], "max_tokens": 4 }),
+    );
+    assert_eq!(answer.status, 400, "{answer:?}");
+    assert_eq!(answer.body["error"]["code"], "context_length_exceeded");
+    let next = client::stream(&system.address, &chat("Say hello.", 8));
+    next.assert_complete();
+}
+
+#[test]
+fn real_model_streamed_and_whole_answers_are_the_same_text() {
+    let system = System::llama(&["--instances", "1", "--slots", "1"]);
+    let ask = "Answer with three emoji and the word caf\u{e9}.";
+    let streamed = client::stream(&system.address, &chat(ask, 40));
+    streamed.assert_complete();
+    let mut body = chat(ask, 40);
+    body["stream"] = json!(false);
+    body.as_object_mut().unwrap().remove("stream_options");
+    let whole = client::post(&system.address, "/v1/chat/completions", &body);
+    assert_eq!(whole.status, 200, "{whole:?}");
+    assert_eq!(
+        whole.body["choices"][0]["message"]["content"],
+        streamed.text.as_str()
+    );
+    assert_eq!(whole.body["usage"], streamed.usage.unwrap());
+}
