@@ -198,7 +198,8 @@ fn worker_command(config: &Config, directory: &RunDirectory) -> Box<CommandOf> {
             EngineKind::Mlx => process::EngineKind::Mlx,
             EngineKind::Scripted => process::EngineKind::Scripted,
         },
-        model: config.model.clone().unwrap_or_default(),
+        // The scripted engine has no model, but the command line has a place for one.
+        model: config.model.clone().unwrap_or_else(|| "scripted".into()),
         slots: config.slots,
         context_tokens: config.context_tokens,
         threads: config.threads,

@@ -146,14 +146,16 @@ fn row() -> impl Strategy<Value = Row> {
         Just(Some(End::Cancelled)),
         request_error().prop_map(|error| Some(End::Failed(error))),
     ];
-    (any::<(u64, u32, u32)>(), vec(token(), 0..4), any::<String>(), end).prop_map(|(numbers, tokens, tail, end)| Row {
-        request: RequestId(numbers.0),
-        attempt: Attempt(numbers.1),
-        first_index: numbers.2,
-        tokens,
-        tail,
-        end,
-    })
+    (any::<(u64, u32, u32)>(), vec(token(), 0..4), ".{0,8}", end).prop_map(
+        |(numbers, tokens, tail, end)| Row {
+            request: RequestId(numbers.0),
+            attempt: Attempt(numbers.1),
+            first_index: numbers.2,
+            tokens,
+            tail,
+            end,
+        },
+    )
 }
 
 fn to_dispatcher() -> impl Strategy<Value = ToDispatcher> {

@@ -1,11 +1,11 @@
 //! Stop, drain and reload: what was begun ends well, what comes later is told when to come again.
 
-mod support;
+mod system;
 
 use nix::sys::signal::Signal;
 use serde_json::json;
-use support::System;
-use support::client::{self, Events, chat};
+use system::System;
+use system::client::{self, Events, chat};
 
 #[test]
 fn sigterm_lets_running_streams_finish_and_turns_new_ones_away() {

@@ -1,11 +1,11 @@
 //! Workers die in every way a process can; no request is lost, and no token is said twice.
 
-mod support;
+mod system;
 
 use nix::sys::signal::Signal;
 use serde_json::json;
-use support::System;
-use support::client::{self, Events, chat};
+use system::System;
+use system::client::{self, Events, chat};
 
 /// The text of an uninterrupted stream of the same request.
 fn uninterrupted(system: &System, body: &serde_json::Value) -> String {
@@ -46,7 +46,7 @@ fn a_stream_whose_worker_is_killed_goes_on_byte_for_byte() {
     for _ in 0..20 {
         stream.next_text();
     }
-    support::kill(victim_of(&system), Signal::SIGKILL);
+    system::kill(victim_of(&system), Signal::SIGKILL);
     let mut rest = client::Whole::default();
     while let Some(event) = stream.next() {
         rest.take(&event);
@@ -76,7 +76,7 @@ fn a_stream_cut_inside_a_character_goes_on_byte_for_byte() {
         for _ in 0..cut {
             text.push_str(&stream.next_text());
         }
-        support::kill(victim_of(&system), Signal::SIGKILL);
+        system::kill(victim_of(&system), Signal::SIGKILL);
         let mut rest = client::Whole::default();
         while let Some(event) = stream.next() {
             rest.take(&event);
@@ -113,7 +113,7 @@ fn the_only_worker_dies_and_its_stream_waits_for_the_next_one() {
     let expected = uninterrupted(&system, &body);
     let mut stream = Events::open(&system.address, "/v1/chat/completions", &body);
     let mut text = stream.next_text();
-    support::kill(victim_of(&system), Signal::SIGKILL);
+    system::kill(victim_of(&system), Signal::SIGKILL);
     let rest = stream.whole();
     text.push_str(&rest.text);
     assert_eq!(text, expected);
@@ -196,7 +196,7 @@ fn a_stopped_process_is_killed_and_its_stream_goes_on() {
     let expected = uninterrupted(&system, &body);
     let mut stream = Events::open(&system.address, "/v1/chat/completions", &body);
     let mut text = stream.next_text();
-    support::kill(victim_of(&system), Signal::SIGSTOP);
+    system::kill(victim_of(&system), Signal::SIGSTOP);
     let rest = stream.whole();
     text.push_str(&rest.text);
     assert_eq!(text, expected);
@@ -281,7 +281,7 @@ fn sigkill_of_the_dispatcher_leaves_no_worker_behind_even_in_a_long_step() {
     system.signal(Signal::SIGKILL);
     for pid in workers {
         assert!(
-            support::await_gone(pid, std::time::Duration::from_secs(5)),
+            system::await_gone(pid, std::time::Duration::from_secs(5)),
             "worker {pid} outlived its dispatcher"
         );
     }

@@ -1,12 +1,12 @@
 //! Streams on the real model, each interrupted by the death of its worker, against the same streams uninterrupted.
 
-mod support;
+mod system;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use support::System;
-use support::client::Events;
-use support::plain::{Plain, parting};
+use system::System;
+use system::client::Events;
+use system::plain::{Plain, parting};
 
 const STREAMS: usize = 100;
 const TOKENS: usize = 64;
@@ -103,7 +103,7 @@ fn stream(system: &System, index: usize, cut: Option<usize>) -> (Ids, u64) {
                 .find(|instance| instance["running"].as_u64() == Some(1))
                 .cloned();
             if let Some(busy) = busy {
-                support::kill(
+                system::kill(
                     u32::try_from(busy["pid"].as_u64().unwrap()).unwrap(),
                     Signal::SIGKILL,
                 );
@@ -156,7 +156,7 @@ fn real_model_streams_interrupted_once_end_as_they_would_have_or_part_at_a_near_
     }
     println!("{interrupted} of {STREAMS} interrupted, {equal} equal to the uninterrupted stream");
     drop(system);
-    let plain = Plain::load(&support::model());
+    let plain = Plain::load(&system::model());
     for (index, cut, at, whole, resumed) in &partings {
         let mut prefix = whole.prompt.clone();
         prefix.extend_from_slice(&whole.output[..*at]);
@@ -185,7 +185,7 @@ fn real_model_greedy_text_through_the_system_is_that_of_the_bare_library() {
         .map(|index| stream(&system, index * 11, None).0)
         .collect();
     drop(system);
-    let plain = Plain::load(&support::model());
+    let plain = Plain::load(&system::model());
     let mut equal = 0;
     for (index, ids) in streams.iter().enumerate() {
         let expected = plain.greedy(&ids.prompt, TOKENS);

@@ -1,10 +1,10 @@
 //! The whole system on the real model: dispatcher, queue, link, workers, llama.cpp.
 
-mod support;
+mod system;
 
 use serde_json::json;
-use support::System;
-use support::client::{self, Events, chat};
+use system::System;
+use system::client::{self, Events, chat};
 
 const STREAMS: usize = 16;
 
@@ -71,7 +71,7 @@ fn real_model_kill_of_one_worker_leaves_the_listener_and_the_other_streams_alone
     }
     let before = system.status();
     let victim = u32::try_from(before["instances"][0]["pid"].as_u64().unwrap()).unwrap();
-    support::kill(victim, nix::sys::signal::Signal::SIGKILL);
+    system::kill(victim, nix::sys::signal::Signal::SIGKILL);
     for _ in 0..20 {
         assert_eq!(client::get_blocking(&system.address, "/health").0, 200);
     }

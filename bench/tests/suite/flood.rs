@@ -63,3 +63,33 @@ fn streams_that_end_badly_are_errors_and_their_tokens_count() {
         assert!(found.messages[0].contains(word), "{found}");
     }
 }
+
+#[test]
+fn the_reader_itself_costs_less_than_one_and_a_half_microseconds_an_event() {
+    let server = serve(Script {
+        tokens: 3_000,
+        ..Script::default()
+    });
+    // In a process of its own, or the server's time would be counted with it.
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_dispatcher-bench"))
+        .args([
+            "flood",
+            "--json",
+            "--readers",
+            "64",
+            "--requests",
+            "64",
+            "--max-tokens",
+            "3000",
+        ])
+        .args(["--url", &server.url])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let number = |name: &str| found[name].as_f64().unwrap();
+    assert_eq!(number("tokens"), 64.0 * 3_000.0);
+    let cost_us = number("cpu_s") * 1e6 / number("events");
+    println!("{cost_us:.3} us an event, {found}");
+    assert!(cost_us < 1.5, "{cost_us:.3} us an event, {found}");
+}

@@ -89,7 +89,7 @@ pub(crate) fn serve(script: Script) -> Server {
 fn connection(stream: &TcpStream, shared: &Shared) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut reader = BufReader::new(stream.try_clone()?);
-    while let Some(body) = request(&mut reader)? {
+    while let Some((_, body)) = request(&mut reader)? {
         let received = Instant::now();
         let number = shared.requests.fetch_add(1, Ordering::SeqCst);
         if let Some((at, stall)) = shared.script.stall {
@@ -111,8 +111,16 @@ fn connection(stream: &TcpStream, shared: &Shared) -> std::io::Result<()> {
     Ok(())
 }
 
-fn request(reader: &mut impl BufRead) -> std::io::Result<Option<serde_json::Value>> {
+/// Path and body of the next request; none at the connection's end.
+pub(crate) fn request(
+    reader: &mut impl BufRead,
+) -> std::io::Result<Option<(String, serde_json::Value)>> {
     let mut length = 0;
+    let mut first = String::new();
+    reader.read_line(&mut first)?;
+    let Some(path) = first.split(' ').nth(1).map(ToOwned::to_owned) else {
+        return Ok(None);
+    };
     loop {
         let mut line = String::new();
         if reader.read_line(&mut line)? == 0 {
@@ -130,7 +138,10 @@ fn request(reader: &mut impl BufRead) -> std::io::Result<Option<serde_json::Valu
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body)?;
-    Ok(Some(serde_json::from_slice(&body).unwrap_or_default()))
+    Ok(Some((
+        path,
+        serde_json::from_slice(&body).unwrap_or_default(),
+    )))
 }
 
 fn answer(

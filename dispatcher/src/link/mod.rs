@@ -1,7 +1,7 @@
 //! The listening end: the local socket that workers connect to, and a handle for each that did.
 //!
-//! A link lives through three files: [`listener`] accepts a connection, [`handshake`] decides
-//! whether it is the worker that was spawned, [`session`] carries frames until the link ends.
+//! A link lives through three files: `listener` accepts a connection, `handshake` decides
+//! whether it is the worker that was spawned, `session` carries frames until the link ends.
 
 mod directory;
 mod expectation;

@@ -1,6 +1,6 @@
 //! One instance's lifecycle: which worker fills the place, how far it is, how it ends.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use proto::{Attempt, Generation, InstanceId, RequestId};
@@ -161,8 +161,8 @@ pub(super) struct Instance {
     /// Of this generation, once it was Ready.
     pub(super) facts: Option<WorkerFacts>,
     pub(super) seats: BTreeMap<RequestId, Seat>,
-    /// Requests whose prompts this worker counts; a cancelled one stays until the answer.
-    pub(super) measuring: BTreeSet<RequestId>,
+    /// Requests whose prompts this worker counts, and since when; a cancelled one stays until the answer.
+    pub(super) measuring: BTreeMap<RequestId, Tick>,
     /// This request, running or measured, bears no company.
     pub(super) exclusive: Option<RequestId>,
     /// Requests held until the death's cause is known.
@@ -187,7 +187,7 @@ impl Instance {
             link_open: false,
             facts: None,
             seats: BTreeMap::new(),
-            measuring: BTreeSet::new(),
+            measuring: BTreeMap::new(),
             exclusive: None,
             casualties: Vec::new(),
             batch: Vec::new(),
@@ -253,6 +253,12 @@ impl Instance {
         }
     }
 
+    /// The moment at which an unanswered prompt shows that the worker is stalled.
+    pub(super) fn prompt_thread_stalled_at(&self, policy: &Policy) -> Option<Tick> {
+        let oldest = self.measuring.values().min()?;
+        self.is_ready().then(|| oldest.after(policy.measure_stall))
+    }
+
     /// The earliest moment at which something is due here.
     pub(super) fn next_deadline(&self, policy: &Policy, now: Tick) -> Option<Tick> {
         let of_state = match &self.state {
@@ -276,17 +282,31 @@ impl Instance {
             State::Quarantined { until, .. } => *until,
             State::Stopped => None,
         };
-        [of_state, self.refuses_until].into_iter().flatten().min()
+        let prompt_thread = self.prompt_thread_stalled_at(policy);
+        let all = [of_state, self.refuses_until, prompt_thread];
+        all.into_iter().flatten().min()
     }
 
     /// The dispatcher itself slept: moves what would take that for the worker's silence.
     pub(super) fn forgive(&mut self, lateness: Duration) {
+        for since in self.measuring.values_mut() {
+            *since = since.after(lateness);
+        }
         match &mut self.state {
             State::Spawning { connect_by: at }
             | State::Loading { stalled_at: at, .. }
             | State::Warming { stalled_at: at, .. } => *at = at.after(lateness),
             State::Ready { liveness } => liveness.forgive(lateness),
-            _ => {}
+            State::Draining(Draining::Emptying { until } | Draining::Asked { until }) => {
+                *until = until.after(lateness);
+            }
+            // An exit that could not be told yet must not look like a process that lives on.
+            State::Terminating(death) => {
+                for at in [&mut death.kill_at, &mut death.close_at] {
+                    *at = at.map(|at| at.after(lateness));
+                }
+            }
+            State::Backoff { .. } | State::Quarantined { .. } | State::Stopped => {}
         }
     }
 }

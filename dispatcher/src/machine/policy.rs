@@ -30,6 +30,8 @@ pub struct Policy {
     pub stall_min: Duration,
     pub stall_factor: u32,
     pub stall_max: Duration,
+    /// A prompt thread bounds its own work; one that has not answered for this long is stalled.
+    pub measure_stall: Duration,
     /// Readiness turns false at max(`unready_min`, `unready_factor` × the longest step) without a pulse.
     pub unready_min: Duration,
     pub unready_factor: u32,
@@ -84,6 +86,7 @@ impl Default for Policy {
             stall_min: Duration::from_secs(30),
             stall_factor: 10,
             stall_max: Duration::from_secs(300),
+            measure_stall: Duration::from_secs(60),
             unready_min: Duration::from_secs(10),
             unready_factor: 3,
             clock_jump: Duration::from_secs(1),

@@ -314,6 +314,12 @@ impl Queue {
         }
     }
 
+    /// The key has as many requests in flight as it may.
+    pub(super) fn is_capped(&self, key: KeyId) -> bool {
+        let in_flight = self.keys.get(&key).map_or(0, |key| key.in_flight);
+        in_flight >= self.key_in_flight_max
+    }
+
     pub(super) fn len(&self) -> u64 {
         self.total.entries
     }

@@ -27,7 +27,7 @@ pub(super) fn of(pid: u32) -> Option<Identity> {
 pub(super) fn of(pid: u32) -> Option<Identity> {
     use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System, UpdateKind};
     let pid = Pid::from_u32(pid);
-    let mut system = System::new();
+    let mut system = System::new().ok()?;
     system.refresh_processes_specifics(
         ProcessesToUpdate::Some(&[pid]),
         true,

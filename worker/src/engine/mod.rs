@@ -1,5 +1,9 @@
 //! The engine: one loaded model that decodes several sequences a step. One thread owns it.
 
+pub mod identity;
+pub mod scripted;
+pub mod select;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,275 +1,282 @@
-//! What the whole-system tests share: a dispatcher process with real workers, and a small client.
+//! A dispatcher of a few lines: starts one real worker process and speaks with it.
 
-#![allow(
-    dead_code,
-    reason = "each test binary uses its own part of the support"
-)]
-#![allow(
-    clippy::allow_attributes,
-    reason = "an expectation would fail where all is used"
-)]
-
-pub mod client;
-#[cfg(feature = "llama")]
-pub mod plain;
-
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use proto::to_dispatcher::{End, Hello, Ready, Row};
+use proto::{
+    Attempt, Decoder, Generate, PROTOCOL_VERSION, RequestId, Sampling, ToDispatcher, ToWorker,
+    TokenId, decode, encode,
+};
 
-/// Long enough for a loaded two-core machine; a test that waits this long has failed.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// No answer takes longer on a machine that works, however loaded.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A running dispatcher. Killed, with its workers, when dropped.
-pub struct System {
-    child: Child,
-    pub address: String,
-    pub run_directory: tempfile::TempDir,
-    pub log: PathBuf,
+const TOKEN: [u8; 32] = [7; 32];
+
+/// One worker process and the dispatcher's end of its link.
+pub(crate) struct Worker {
+    pub(crate) child: Child,
+    pub(crate) stdin: Option<ChildStdin>,
+    pub(crate) stream: UnixStream,
+    decoder: Decoder,
+    _folder: tempfile::TempDir,
 }
 
-/// The dispatcher's program, built beside the worker's.
-pub fn dispatcher_program() -> PathBuf {
-    let worker = Path::new(env!("CARGO_BIN_EXE_dispatcher-worker"));
-    let program = worker.with_file_name("dispatcher");
-    assert!(
-        program.exists(),
-        "{} is missing: run `cargo build --release` first",
-        program.display()
-    );
-    program
-}
-
-/// The small real model. Missing is a failure, not a reason to skip.
-pub fn model() -> PathBuf {
-    let path = std::env::var_os("DISPATCHER_TEST_MODEL").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/SmolLM2-135M-Instruct.Q4_1.gguf"),
-        PathBuf::from,
-    );
-    assert!(
-        path.exists(),
-        "{} is missing: run scripts/fetch-model",
-        path.display()
-    );
-    path
-}
-
-impl System {
-    /// Scripted workers with this script (`key=value,…`).
-    pub fn scripted(script: &str, arguments: &[&str]) -> Self {
-        let mut all = vec![
-            "--engine",
-            "scripted",
-            "--scripted",
-            script,
-            "--model",
-            "scripted",
-        ];
-        all.extend_from_slice(arguments);
-        Self::start(&all)
+impl Worker {
+    /// Starts a scripted worker of four slots and shakes hands.
+    pub(crate) fn start(script: &str) -> Self {
+        Self::start_with(script, &["--slots", "4"])
     }
 
-    /// Workers on the real model, one compute thread each.
-    pub fn llama(arguments: &[&str]) -> Self {
-        let model = model();
-        let mut all = vec!["--engine", "llama", "--model", model.to_str().unwrap()];
-        if !arguments.contains(&"--threads") {
-            all.extend_from_slice(&["--threads", "1"]);
-        }
-        all.extend_from_slice(arguments);
-        Self::start(&all)
+    pub(crate) fn start_with(script: &str, extra: &[&str]) -> Self {
+        let (mut worker, hello) = Self::connect(script, extra);
+        assert_eq!(hello.protocol, PROTOCOL_VERSION);
+        assert_eq!(hello.pid, worker.child.id());
+        assert_eq!(hello.token, TOKEN);
+        worker.say(&ToWorker::Hello {
+            protocol: PROTOCOL_VERSION,
+            build: "a test".into(),
+        });
+        worker
     }
 
-    /// Starts a dispatcher and waits until it is ready.
-    pub fn start(arguments: &[&str]) -> Self {
-        let system = Self::launch(arguments);
-        system.await_ready();
-        system
-    }
-
-    /// Starts a dispatcher and waits until it listens.
-    pub fn launch(arguments: &[&str]) -> Self {
-        let run_directory = tempfile::Builder::new()
-            .prefix("dsp")
-            .tempdir_in("/tmp")
-            .unwrap();
-        let log = run_directory.path().join("dispatcher.log");
-        let output = std::fs::File::create(&log).unwrap();
-        let child = Command::new(dispatcher_program())
-            .args(["--port", "0", "--run-dir"])
-            .arg(run_directory.path().join("run"))
-            .arg("--worker")
-            .arg(env!("CARGO_BIN_EXE_dispatcher-worker"))
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(output.try_clone().unwrap())
-            .stderr(output)
+    /// Starts one and hears its `Hello`.
+    pub(crate) fn connect(script: &str, extra: &[&str]) -> (Self, Hello) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_dispatcher-worker"))
+            .args([
+                "--instance",
+                "2",
+                "--generation",
+                "5",
+                "--engine",
+                "scripted",
+            ])
+            .args(["--model", "dummy", "--scripted", script])
+            .args(["--parent-pid", &std::process::id().to_string()])
+            .arg("--socket")
+            .arg(&path)
+            .args(extra)
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut system = Self {
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(&TOKEN).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut worker = Self {
             child,
-            address: String::new(),
-            run_directory,
-            log,
+            stdin: Some(stdin),
+            stream,
+            decoder: Decoder::new(),
+            _folder: folder,
         };
-        let state = system.run_directory.path().join("run/dispatcher.json");
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Ok(bytes) = std::fs::read(&state)
-                && let Ok(value) = serde_json::from_slice::<Value>(&bytes)
-            {
-                system.address = value["address"].as_str().unwrap().to_owned();
-                return system;
-            }
-            if let Ok(Some(status)) = system.child.try_wait() {
-                panic!("the dispatcher ended with {status}:\n{}", system.read_log());
-            }
-            assert!(
-                Instant::now() < deadline,
-                "the dispatcher does not listen:\n{}",
-                system.read_log()
-            );
-            std::thread::sleep(Duration::from_millis(10));
+        match worker.hear() {
+            Some(ToDispatcher::Hello(hello)) => (worker, hello),
+            other => panic!("the first words are {other:?}"),
         }
     }
 
-    pub fn read_log(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap_or_default()
+    /// Starts one and waits until it is ready.
+    pub(crate) fn ready(script: &str) -> Self {
+        let mut worker = Self::start(script);
+        worker.await_ready();
+        worker
     }
 
-    pub fn pid(&self) -> u32 {
-        self.child.id()
+    pub(crate) fn say(&mut self, message: &ToWorker) {
+        self.stream.write_all(&encode(message).unwrap()).unwrap();
     }
 
-    pub fn await_ready(&self) {
-        self.await_status("ready", |status| status["ready"] == true);
+    pub(crate) fn generate(&mut self, generate: Generate) {
+        self.say(&ToWorker::Generate(Box::new(generate)));
     }
 
-    /// Polls `/status` until `condition` holds, and returns that status.
-    pub fn await_status(&self, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
-        let deadline = Instant::now() + PATIENCE;
+    /// The next message; `None` at the end of file.
+    pub(crate) fn hear(&mut self) -> Option<ToDispatcher> {
+        let mut buffer = [0; 64 << 10];
         loop {
-            let status = self.status();
-            if condition(&status) {
-                return status;
+            if let Some(frame) = self.decoder.next_frame().unwrap() {
+                return Some(decode(frame).unwrap());
             }
-            assert!(
-                Instant::now() < deadline,
-                "waited in vain for: {what}\nstatus: {status:#}\nlog:\n{}",
-                self.read_log()
-            );
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    pub fn status(&self) -> Value {
-        let body = client::get_blocking(&self.address, "/status");
-        serde_json::from_str(&body.1).unwrap_or_else(|error| panic!("{error}: {}", body.1))
-    }
-
-    /// The sum of one metric over its labels.
-    pub fn metric(&self, name: &str) -> f64 {
-        let (_, text) = client::get_blocking(&self.address, "/metrics");
-        let mut sum = 0.0;
-        let mut found = false;
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
-            let Some((series, value)) = line.rsplit_once(' ') else {
-                continue;
+            let read = match self.stream.read(&mut buffer) {
+                Ok(read) => read,
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => 0,
+                Err(error) => panic!("nothing heard: {error}"),
             };
-            if series == name
-                || series
-                    .strip_prefix(name)
-                    .is_some_and(|rest| rest.starts_with('{'))
-            {
-                sum += value.parse::<f64>().unwrap();
-                found = true;
+            if read == 0 {
+                return None;
+            }
+            let mut bytes = &buffer[..read];
+            while !bytes.is_empty() {
+                bytes = &bytes[self.decoder.push(bytes)..];
             }
         }
-        assert!(found, "no metric {name} in:\n{text}");
-        sum
     }
 
-    /// Pids of the workers, by instance.
-    pub fn worker_pids(&self) -> Vec<u32> {
-        self.status()["instances"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter_map(|instance| instance["pid"].as_u64())
-            .map(|pid| u32::try_from(pid).unwrap())
-            .collect()
-    }
-
-    pub fn signal(&self, signal: nix::sys::signal::Signal) {
-        kill(self.pid(), signal);
-    }
-
-    /// Waits for the dispatcher's own end and returns its exit code.
-    pub fn wait(&mut self) -> Option<i32> {
+    /// Hears until `wanted` finds what it looks for.
+    pub(crate) fn hear_until<T>(&mut self, mut wanted: impl FnMut(ToDispatcher) -> Option<T>) -> T {
         let deadline = Instant::now() + PATIENCE;
+        loop {
+            let message = self.hear().expect("the worker went while it was heard");
+            if let Some(found) = wanted(message) {
+                return found;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "it never says what is waited for"
+            );
+        }
+    }
+
+    pub(crate) fn await_ready(&mut self) -> Ready {
+        self.hear_until(|message| match message {
+            ToDispatcher::Ready(ready) => Some(*ready),
+            _ => None,
+        })
+    }
+
+    /// Hears rows until each of `requests` has ended.
+    pub(crate) fn collect(&mut self, requests: &[u64]) -> Vec<Stream> {
+        let mut streams: Vec<Stream> = requests.iter().map(|id| Stream::new(*id)).collect();
+        self.hear_until(|message| {
+            match message {
+                ToDispatcher::Tokens(step) => {
+                    for row in step.rows {
+                        let stream = streams.iter_mut().find(|s| s.request == row.request);
+                        stream
+                            .expect("a row of a request that nobody waits for")
+                            .take(row);
+                    }
+                }
+                ToDispatcher::Failed { request, error, .. } => {
+                    panic!("request {request} failed: {error:?}")
+                }
+                _ => {}
+            }
+            streams
+                .iter()
+                .all(|stream| stream.end.is_some())
+                .then_some(())
+        });
+        streams
+    }
+
+    /// Bytes heard that are no whole frame.
+    pub(crate) fn pending_bytes(&self) -> usize {
+        self.decoder.pending_bytes()
+    }
+
+    /// One stream from its beginning to its end.
+    pub(crate) fn stream(&mut self, asked: Generate) -> Stream {
+        let request = asked.request.0;
+        let first_index = asked.emitted.len();
+        self.generate(asked);
+        let mut stream = self.collect(&[request]).remove(0);
+        stream.first_index = first_index;
+        stream
+    }
+
+    /// Waits for the process's end, and says how long that took.
+    pub(crate) fn exit(&mut self) -> (ExitStatus, Duration) {
+        let began = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
+                return (status, began.elapsed());
             }
-            assert!(
-                Instant::now() < deadline,
-                "the dispatcher does not end:\n{}",
-                self.read_log()
-            );
-            std::thread::sleep(Duration::from_millis(5));
+            assert!(began.elapsed() < PATIENCE, "the worker does not end");
+            std::thread::yield_now();
         }
+    }
+
+    /// What it printed; after its end.
+    pub(crate) fn stderr(&mut self) -> String {
+        let mut text = String::new();
+        let mut stderr = self.child.stderr.take().unwrap();
+        stderr.read_to_string(&mut text).unwrap();
+        text
     }
 }
 
-impl Drop for System {
+impl Drop for Worker {
     fn drop(&mut self) {
-        let workers = if self.address.is_empty() || self.child.try_wait().is_ok_and(|s| s.is_some())
-        {
-            Vec::new()
-        } else {
-            // A test that failed half-way must leave no worker behind either.
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.worker_pids()))
-                .unwrap_or_default()
-        };
         let _ = self.child.kill();
         let _ = self.child.wait();
-        for pid in workers {
-            await_gone(pid, Duration::from_secs(10));
-        }
-        if std::thread::panicking() {
-            eprintln!("---- dispatcher's log ----\n{}", self.read_log());
-        }
     }
 }
 
-pub fn kill(pid: u32, signal: nix::sys::signal::Signal) {
-    let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap());
-    // It may have ended by itself meanwhile; that is for the test's assertions to notice.
-    let _ = nix::sys::signal::kill(pid, signal);
+/// What one request got.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Stream {
+    pub(crate) request: RequestId,
+    pub(crate) ids: Vec<TokenId>,
+    /// Released bytes after each token.
+    pub(crate) released: Vec<u64>,
+    pub(crate) text: String,
+    pub(crate) end: Option<End>,
+    pub(crate) rows: usize,
+    first_index: usize,
 }
 
-/// Whether the process exists and is no zombie.
-pub fn alive(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-        !stat
-            .rsplit(')')
-            .next()
-            .unwrap_or("")
-            .trim_start()
-            .starts_with('Z')
-    })
-}
-
-/// Waits until the process is gone; `false` where it is not within `bound`.
-pub fn await_gone(pid: u32, bound: Duration) -> bool {
-    let deadline = Instant::now() + bound;
-    while alive(pid) {
-        if Instant::now() > deadline {
-            return false;
+impl Stream {
+    fn new(request: u64) -> Self {
+        Self {
+            request: RequestId(request),
+            ids: Vec::new(),
+            released: Vec::new(),
+            text: String::new(),
+            end: None,
+            rows: 0,
+            first_index: 0,
         }
-        std::thread::sleep(Duration::from_millis(5));
     }
-    true
+
+    fn take(&mut self, row: Row) {
+        assert_eq!(self.end, None, "a row after the end");
+        if self.ids.is_empty() {
+            self.first_index = usize::try_from(row.first_index).unwrap();
+        }
+        assert_eq!(
+            usize::try_from(row.first_index).unwrap(),
+            self.first_index + self.ids.len(),
+            "a gap"
+        );
+        for token in row.tokens {
+            self.ids.push(token.id);
+            self.text.push_str(&token.text);
+            self.released.push(token.released_bytes);
+        }
+        self.text.push_str(&row.tail);
+        self.end = row.end;
+        self.rows += 1;
+    }
+}
+
+/// A request for `max_tokens` tokens after `prompt`, greedy.
+pub(crate) fn asked(request: u64, prompt: &str, max_tokens: u32) -> Generate {
+    use worker::engine::TextModel;
+    Generate {
+        request: RequestId(request),
+        attempt: Attempt(1),
+        prompt: worker::engine::scripted::ScriptedText.tokenise(prompt, true),
+        emitted: Vec::new(),
+        released_bytes: 0,
+        max_tokens,
+        sampling: Sampling {
+            temperature: 0.0,
+            ..Sampling::default()
+        },
+        stop: Vec::new(),
+        stop_ids: Vec::new(),
+        ignore_eos: false,
+        logprobs: None,
+        batch_invariant: false,
+        cache_prompt: true,
+    }
 }

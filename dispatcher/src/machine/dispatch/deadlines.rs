@@ -11,17 +11,17 @@ use proto::RequestId;
 
 impl Dispatch {
     /// The dispatcher woke later than it had to: it, or the whole computer, slept. The workers could
-    /// not be heard meanwhile, so their silence is not held against them.
-    pub(super) fn forgive_lateness(&mut self) {
-        let Some(next) = self.timers.next() else {
-            return;
-        };
-        let lateness = self.now.since(next);
-        if lateness <= self.policy.clock_jump {
+    /// not be heard meanwhile, so their silence is not held against them. When the sleep began is
+    /// not known, only that the machine was last called at `before`: a worker keeps the time that it
+    /// had left then, for a shift by the lateness alone would end it in the moment of waking.
+    pub(super) fn forgive_lateness(&mut self, before: Tick) {
+        let late = |next| self.now.since(next) > self.policy.clock_jump;
+        if !self.timers.next().is_some_and(late) {
             return;
         }
+        let unheard = self.now.since(before);
         for index in 0..self.instances.len() {
-            self.instances[index].forgive(lateness);
+            self.instances[index].forgive(unheard);
             self.arm_instance(index);
         }
     }
@@ -68,7 +68,11 @@ impl Dispatch {
         if place.refuses_until.is_some_and(|until| until <= now) {
             place.refuses_until = None;
         }
+        let prompt_thread = place.prompt_thread_stalled_at(&self.policy);
         match &place.state {
+            State::Ready { .. } if prompt_thread.is_some_and(|at| at <= now) => {
+                self.terminate(index, Why::Stalled);
+            }
             State::Spawning { connect_by: at }
             | State::Loading { stalled_at: at, .. }
             | State::Warming { stalled_at: at, .. }

@@ -65,7 +65,7 @@ impl Dispatch {
             Phase::Measuring { instance } => {
                 let place = &self.instances[instance.0 as usize];
                 assert!(
-                    place.measuring.contains(&id),
+                    place.measuring.contains_key(&id),
                     "a measuring request is at a prompt thread"
                 );
             }
@@ -115,7 +115,7 @@ impl Dispatch {
                 let others = place
                     .seats
                     .keys()
-                    .chain(&place.measuring)
+                    .chain(place.measuring.keys())
                     .any(|id| *id != alone);
                 assert!(!others, "a request that runs alone has no company");
             }

@@ -262,7 +262,7 @@ impl Dispatch {
             self.instances[index].batch.push(id);
             self.arm_request(id);
         }
-        for id in measuring {
+        for id in measuring.into_keys() {
             let Some(request) = self.requests.get_mut(&id) else {
                 continue;
             };
@@ -292,8 +292,11 @@ impl Dispatch {
         let Some(status) = exit else {
             return;
         };
+        let batch = std::mem::take(&mut self.instances[index].batch);
+        if why == Why::Planned && cause == ExitCause::Engine {
+            self.count_late(&batch, oom);
+        }
         let place = &mut self.instances[index];
-        let batch = std::mem::take(&mut place.batch);
         let exit = Measurement::WorkerExit {
             instance: place.id,
             generation: place.generation,
@@ -305,6 +308,34 @@ impl Dispatch {
         self.counters.worker_exits += 1;
         self.record(exit);
         self.refill(index, cause, reason(why, Some(status)));
+    }
+
+    /// A worker that was to leave turns out to have crashed first. Its requests went on at once, so
+    /// the death counts against them wherever they are now.
+    fn count_late(&mut self, batch: &[RequestId], oom: bool) {
+        for &id in batch {
+            let Some(request) = self.requests.get_mut(&id) else {
+                continue;
+            };
+            request.engine_deaths += 1;
+            request.oom = oom;
+            request.alone = true;
+            if request.engine_deaths >= self.policy.engine_deaths_max {
+                self.fail_poisonous(id);
+            }
+        }
+    }
+
+    /// Its prompt killed as many engines as one may.
+    fn fail_poisonous(&mut self, id: RequestId) {
+        let Some(request) = self.requests.get(&id) else {
+            return;
+        };
+        let (oom, deaths) = (request.oom, request.engine_deaths);
+        self.quarantine
+            .insert(request.fingerprint, &self.policy, self.now);
+        self.record(Measurement::FingerprintQuarantined { request: id });
+        self.end(id, Outcome::Failed(Failure::WorkerDied { oom, deaths }));
     }
 
     /// Counts a death against a request it interrupted, and lets the request go on, or fails it.
@@ -325,14 +356,14 @@ impl Dispatch {
         request.oom = oom;
         request.alone =
             request.engine_deaths > 0 || request.external_deaths >= self.policy.suspect_after;
-        let (deaths, alone, fingerprint) =
-            (request.engine_deaths, request.alone, request.fingerprint);
-        if deaths >= self.policy.engine_deaths_max {
-            self.quarantine.insert(fingerprint, &self.policy, self.now);
-            self.record(Measurement::FingerprintQuarantined { request: id });
-            self.end(id, Outcome::Failed(Failure::WorkerDied { oom, deaths }));
+        let alone = request.alone;
+        if request.engine_deaths >= self.policy.engine_deaths_max {
+            self.fail_poisonous(id);
             return;
         }
+        let Some(request) = self.requests.get(&id) else {
+            return;
+        };
         let (started, tokens) = (request.has_started(), request.tokens);
         if started {
             self.counters.failovers += 1;

@@ -121,9 +121,10 @@ impl Dispatch {
 
     /// Takes in one thing that happened at `now`. Time that runs backwards is read as standing still.
     pub fn handle(&mut self, event: Event, now: Tick) {
-        self.now = self.now.max(now);
+        let before = self.now;
+        self.now = before.max(now);
         if self.shutdown != Shutdown::Left {
-            self.forgive_lateness();
+            self.forgive_lateness(before);
             self.apply(event);
             self.observe_work();
             self.expire();

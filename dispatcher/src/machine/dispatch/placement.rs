@@ -76,6 +76,12 @@ impl Dispatch {
         let Some(request) = self.requests.get(&id) else {
             return;
         };
+        // A suspect that never had a slot comes first, but it is new work all the same.
+        let ticket = request.ticket;
+        let held_back = self.memory != MemoryPressure::None || self.queue.is_capped(ticket.key);
+        if held_back && !request.has_started() {
+            return;
+        }
         if request.tokens > 0 && self.is_complete(request) {
             let reason = proto::FinishReason::Length;
             self.end(id, Outcome::Completed { reason });
@@ -232,7 +238,7 @@ impl Dispatch {
     fn measure(&mut self, id: RequestId, index: usize) {
         let place = &mut self.instances[index];
         let (instance, generation) = (place.id, place.generation);
-        place.measuring.insert(id);
+        place.measuring.insert(id, self.now);
         if let Some(request) = self.requests.get_mut(&id) {
             request.phase = Phase::Measuring { instance };
             request.prompt_tokens = None;

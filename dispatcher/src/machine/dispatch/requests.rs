@@ -114,7 +114,7 @@ impl Dispatch {
 
     pub(super) fn tokenised(&mut self, id: RequestId, index: usize, outcome: TokenisedOutcome) {
         let place = &mut self.instances[index];
-        if !place.measuring.remove(&id) {
+        if place.measuring.remove(&id).is_none() {
             self.stale();
             return;
         }
