@@ -30,6 +30,8 @@ pub(super) const KEYS: [&str; 26] = [
     "max-crashes",
     "crash-window",
     "suspect-after",
+    "stall-after",
+    "worker-grace",
     "run-dir",
     "worker",
     "log-format",
