@@ -52,8 +52,6 @@ pub struct WorkerCommand {
     pub threads: u32,
     /// Layers on the GPU; `None`: as the engine thinks best.
     pub gpu_layers: Option<u32>,
-    /// How prompts and decoding share a step, in the worker's own words.
-    pub batch_build: Option<String>,
     /// The scripted engine's script.
     pub scripted: Option<String>,
     /// Of this instance alone: `CUDA_VISIBLE_DEVICES`, for one.
@@ -102,9 +100,6 @@ impl WorkerCommand {
         add("--slots", self.slots.to_string().as_ref());
         add("--ctx-size", self.context_tokens.to_string().as_ref());
         add("--threads", self.threads.to_string().as_ref());
-        if let Some(batch_build) = &self.batch_build {
-            add("--batch-build", batch_build.as_ref());
-        }
         if let Some(script) = &self.scripted {
             add("--scripted", script.as_ref());
         }
@@ -163,7 +158,6 @@ mod tests {
             context_tokens: 4096,
             threads: 8,
             gpu_layers: Some(7),
-            batch_build: None,
             scripted: None,
             environment: Vec::new(),
         }
@@ -202,12 +196,11 @@ mod tests {
             command.arguments(99),
             words(&format!("{plain} --n-gpu-layers 7"))
         );
-        command.batch_build = Some("mixed".into());
         command.scripted = Some("echo".into());
         assert_eq!(
             command.arguments(99),
             words(&format!(
-                "{plain} --batch-build mixed --scripted echo --n-gpu-layers 7"
+                "{plain} --scripted echo --n-gpu-layers 7"
             ))
         );
     }
