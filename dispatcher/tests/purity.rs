@@ -23,8 +23,8 @@ const FORBIDDEN: [&str; 12] = [
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
+    for entry in fs::read_dir(folder).expect("the folder is there") {
+        let path = entry.expect("its entries can be read").path();
         if path.is_dir() {
             found.extend(sources(&path));
         } else {
