@@ -203,9 +203,7 @@ fn worker_command(config: &Config, directory: &RunDirectory) -> Box<CommandOf> {
         slots: config.slots,
         context_tokens: config.context_tokens,
         threads: config.threads,
-        gpu_layers: config
-            .n_gpu_layers
-            .map_or(-1, |layers| i32::try_from(layers).unwrap_or(i32::MAX)),
+        gpu_layers: config.n_gpu_layers,
         batch_build: None,
         scripted: config.scripted.clone(),
         environment: Vec::new(),
