@@ -96,6 +96,75 @@ fn started(pid: u32) -> Option<String> {
     stat_fields(pid)?.get(19).cloned()
 }
 
+/// A process and all that descend from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tree {
+    root: u32,
+    below: Vec<u32>,
+}
+
+/// Memory of a server's processes, KiB. `None` where the system does not tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Memory {
+    /// Sum of the peak resident sizes: the study's column. Weights that are shared count once for each process.
+    pub peak_resident_sum_kib: Option<u64>,
+    /// Sum of the proportional sizes now: shared pages count once in all.
+    pub proportional_sum_kib: Option<u64>,
+    pub processes: u32,
+}
+
+impl Tree {
+    /// As it stands now.
+    #[must_use]
+    pub fn below(root: u32) -> Self {
+        let mut parents = Vec::new();
+        for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let pid = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok());
+            let parent = pid.and_then(|pid| stat_fields(pid)?.get(1)?.parse().ok());
+            parents.extend(pid.zip(parent));
+        }
+        let mut below: Vec<u32> = Vec::new();
+        let mut generation = vec![root];
+        while !generation.is_empty() {
+            let children = parents
+                .iter()
+                .filter(|(_, parent)| generation.contains(parent));
+            generation = children
+                .map(|(pid, _)| *pid)
+                .filter(|pid| *pid != root && !below.contains(pid))
+                .collect();
+            below.extend(&generation);
+        }
+        Self { root, below }
+    }
+
+    /// Of the descendants: the workers. Of the root where it has none.
+    #[must_use]
+    pub fn memory(&self) -> Memory {
+        let root = [self.root];
+        let pids: &[u32] = if self.below.is_empty() {
+            &root
+        } else {
+            &self.below
+        };
+        let sum = |of: fn(u32) -> Option<u64>| pids.iter().map(|pid| of(*pid)).sum();
+        Memory {
+            peak_resident_sum_kib: sum(|pid| footprint(pid).peak_resident_kib),
+            proportional_sum_kib: sum(proportional_kib),
+            processes: u32::try_from(pids.len()).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+fn proportional_kib(pid: u32) -> Option<u64> {
+    let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let line = rollup.lines().find(|line| line.starts_with("Pss:"))?;
+    line.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
 /// Sends `signal` to `pid`; `None` only asks whether it is there.
 ///
 /// # Errors
@@ -133,6 +202,31 @@ mod tests {
         assert!(found.threads.unwrap() >= 1);
         assert!(found.cpu_ticks.is_some());
         assert_eq!(footprint(u32::MAX), Footprint::default());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_tree_has_its_grandchildren_and_their_memory() {
+        let mut shell = std::process::Command::new("sh")
+            .args(["-c", "sleep 60 & sleep 60 & echo started; wait"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = [0; 8];
+        std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut line).unwrap();
+        let tree = Tree::below(shell.id());
+        let memory = tree.memory();
+        assert_eq!(memory.processes, 2);
+        assert!(memory.peak_resident_sum_kib.unwrap() > 100);
+        assert!(
+            Tree::below(std::process::id())
+                .below
+                .contains(&tree.below[0])
+        );
+        for pid in tree.below {
+            send(pid, Some(Signal::SIGKILL)).unwrap();
+        }
+        shell.wait().unwrap();
     }
 
     #[test]
