@@ -12,6 +12,7 @@ use tokio::sync::{oneshot, watch};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crash::CrashLog;
+use crate::descriptors::{self, Connections};
 use crate::driver::Driver;
 use crate::effect::{World, inputs};
 use crate::error::RunError;
@@ -104,6 +105,18 @@ async fn serve(config: Config) -> Result<(), RunError> {
 
     let (view_sender, view) = watch::channel(Arc::new(View::default()));
     let (gateway, commands) = Gateway::new(clock, view);
+    let usual = FrontConfig::default();
+    let connections = descriptors::make_room(
+        config.instances,
+        Connections {
+            max: usual.connections_max,
+            reserve: usual.connections_reserve,
+        },
+    )
+    .map_err(|cause| RunError::Machine {
+        what: "read the limit of open files",
+        cause,
+    })?;
     let front = Front {
         gateway,
         metrics: metrics.clone(),
@@ -111,7 +124,9 @@ async fn serve(config: Config) -> Result<(), RunError> {
             served_model: config.served_model_name.clone(),
             api_keys: config.api_keys.as_slice().to_vec(),
             stop_timeout: FLUSH,
-            ..FrontConfig::default()
+            connections_max: connections.max,
+            connections_reserve: connections.reserve,
+            ..usual
         },
     };
     let (stop_http, http_stopped) = oneshot::channel::<()>();
