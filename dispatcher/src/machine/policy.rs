@@ -39,10 +39,11 @@ pub struct Policy {
     pub clock_jump: Duration,
     /// From SIGTERM to SIGKILL of a worker.
     pub worker_grace: Duration,
-    /// From the exit to the fence, where no EOF was read.
+    /// From the exit to the fence, where no EOF was read; and from EOF, so long do requests wait for
+    /// the exit status, which says whether the death counts against them.
     pub link_grace: Duration,
-    /// From a lost link to SIGKILL, where the process lives on. Its requests wait for the exit
-    /// status so long, because it says whether the death counts against them.
+    /// From EOF to SIGKILL, where the process lives on; its death is the engine's then. Long enough
+    /// for an exit that gives a device's memory back.
     pub lost_link_grace: Duration,
 
     /// The first of the growing pauses; the very first restart has none.
@@ -92,7 +93,7 @@ impl Default for Policy {
             clock_jump: Duration::from_secs(1),
             worker_grace: Duration::from_secs(5),
             link_grace: Duration::from_millis(250),
-            lost_link_grace: Duration::from_secs(1),
+            lost_link_grace: Duration::from_secs(3),
             backoff_min: Duration::from_millis(500),
             backoff_max: Duration::from_secs(30),
             crashes_max: 5,
@@ -154,6 +155,10 @@ impl Policy {
             (
                 self.clock_jump < self.stall_min,
                 "a late wake-up must be forgiven before it looks like a stall",
+            ),
+            (
+                self.link_grace <= self.lost_link_grace,
+                "requests must not wait for an exit status longer than the process has to exit",
             ),
             (
                 self.link_grace <= self.worker_grace,
