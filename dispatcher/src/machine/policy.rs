@@ -49,6 +49,8 @@ pub struct Policy {
     /// The first of the growing pauses; the very first restart has none.
     pub backoff_min: Duration,
     pub backoff_max: Duration,
+    /// The longest pause after a Ready worker was killed from outside.
+    pub backoff_external_max: Duration,
     /// More crashes than this in `crash_window` park the instance.
     pub crashes_max: u32,
     pub crash_window: Duration,
@@ -96,6 +98,7 @@ impl Default for Policy {
             lost_link_grace: Duration::from_secs(3),
             backoff_min: Duration::from_millis(500),
             backoff_max: Duration::from_secs(30),
+            backoff_external_max: Duration::from_secs(1),
             crashes_max: 5,
             crash_window: Duration::from_secs(60),
             park_min: Duration::from_secs(300),
