@@ -1,5 +1,8 @@
 //! The engine: one loaded model that decodes several sequences a step. One thread owns it.
 
+#[cfg(feature = "llama")]
+pub mod llama;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
