@@ -10,7 +10,7 @@ use worker::engine::{
 use crate::plain::Plain;
 use crate::stream::{Driver, chat, engine, greedy, long_prompt, options, prompts};
 
-const MOST: usize = 48;
+const MOST: usize = 40;
 
 #[test]
 fn real_model_greedy_text_is_that_of_a_plain_loop() {
@@ -421,13 +421,13 @@ fn real_model_logprobs_are_those_of_the_plain_logits() {
 fn real_model_warm_up_beats_and_leaves_nothing_behind() {
     let (mut engine, text) = engine(6, 512);
     let pulse = Pulse::default();
-    let before = engine.prefill_chunk();
     engine.warm(&pulse).expect("warm");
     // 1, 2, 4 and 6 rows, and at least one prefill.
     assert!(pulse.read() >= 5, "{} beats", pulse.read());
     assert!(
-        engine.prefill_chunk() >= before,
-        "this machine prefills 16 tokens in 250 ms"
+        (8..64).contains(&engine.prefill_chunk()),
+        "{}",
+        engine.prefill_chunk()
     );
     let mut plain = Plain::new(&text);
     let mut driver = Driver::new(engine);
