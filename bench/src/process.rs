@@ -107,6 +107,7 @@ pub struct Tree {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Memory {
     /// Sum of the peak resident sizes: the study's column. Weights that are shared count once for each process.
+    /// Of the sizes now, where the system tells no peak (macOS).
     pub peak_resident_sum_kib: Option<u64>,
     /// Sum of the proportional sizes now: shared pages count once in all.
     pub proportional_sum_kib: Option<u64>,
@@ -117,15 +118,15 @@ impl Tree {
     /// As it stands now.
     #[must_use]
     pub fn below(root: u32) -> Self {
-        let mut parents = Vec::new();
-        for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let pid = entry
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse().ok());
-            let parent = pid.and_then(|pid| stat_fields(pid)?.get(1)?.parse().ok());
-            parents.extend(pid.zip(parent));
-        }
+        let listed = listed();
+        let parents: Vec<(u32, u32)> = if listed.is_empty() {
+            told_by_ps()
+                .iter()
+                .map(|one| (one.pid, one.parent))
+                .collect()
+        } else {
+            listed
+        };
         let mut below: Vec<u32> = Vec::new();
         let mut generation = vec![root];
         while !generation.is_empty() {
@@ -151,12 +152,52 @@ impl Tree {
             &self.below
         };
         let sum = |of: fn(u32) -> Option<u64>| pids.iter().map(|pid| of(*pid)).sum();
+        let peak: Option<u64> = sum(|pid| footprint(pid).peak_resident_kib);
+        let resident = || {
+            let told = told_by_ps();
+            let mine = told.iter().filter(|one| pids.contains(&one.pid));
+            (!told.is_empty()).then(|| mine.map(|one| one.resident_kib).sum())
+        };
         Memory {
-            peak_resident_sum_kib: sum(|pid| footprint(pid).peak_resident_kib),
+            peak_resident_sum_kib: peak.or_else(resident),
             proportional_sum_kib: sum(proportional_kib),
             processes: u32::try_from(pids.len()).unwrap_or(u32::MAX),
         }
     }
+}
+
+/// Every process and its parent, by /proc.
+fn listed() -> Vec<(u32, u32)> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = entries.filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        Some((pid, stat_fields(pid)?.get(1)?.parse().ok()?))
+    });
+    processes.collect()
+}
+
+struct Told {
+    pid: u32,
+    parent: u32,
+    resident_kib: u64,
+}
+
+/// The same, with sizes, by `ps`: for systems without /proc.
+fn told_by_ps() -> Vec<Told> {
+    let output = std::process::Command::new("ps")
+        .args(["-axo", "pid=,ppid=,rss="])
+        .output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let text = text.unwrap_or_default();
+    let told = text.lines().filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        Some(Told {
+            pid: words.next()?.parse().ok()?,
+            parent: words.next()?.parse().ok()?,
+            resident_kib: words.next()?.parse().ok()?,
+        })
+    });
+    told.collect()
 }
 
 fn proportional_kib(pid: u32) -> Option<u64> {
@@ -227,6 +268,17 @@ mod tests {
             send(pid, Some(Signal::SIGKILL)).unwrap();
         }
         shell.wait().unwrap();
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn ps_tells_the_same_parents_as_proc() {
+        let told = told_by_ps();
+        // A machine without ps has /proc.
+        if let Some(me) = told.iter().find(|one| one.pid == std::process::id()) {
+            assert!(listed().contains(&(me.pid, me.parent)));
+            assert!(me.resident_kib > 100);
+        }
     }
 
     #[test]

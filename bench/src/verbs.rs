@@ -266,15 +266,33 @@ fn run_compare(args: &CompareArgs) -> Result<(), BenchError> {
         };
         let (one, other) = (last(a)?, last(b)?);
         one.run.contract.require_same(&other.run.contract)?;
-        let (cells_a, cells_b) = (warm(&one.cells, None), warm(&other.cells, None));
-        let compared = verdict::compare(&cells_a, &cells_b, false, seed);
         let name = |path: &std::path::PathBuf| {
-            path.file_stem()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned()
+            let stem = path.file_stem().unwrap_or_default();
+            stem.to_string_lossy().into_owned()
         };
-        say(&verdict::markdown(&name(a), &name(b), &compared));
+        let mut keys: Vec<Key> = Vec::new();
+        for key in one.cells.iter().filter(|one| !one.cell.cold).map(key) {
+            let common = !warm(&other.cells, None, Some(key)).is_empty();
+            if common && !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+        if keys.is_empty() {
+            return Err(BenchError::Usage(
+                "the files have no cell of the same size and load".into(),
+            ));
+        }
+        for key in keys {
+            let a_cells = warm(&one.cells, None, Some(key));
+            let b_cells = warm(&other.cells, None, Some(key));
+            let compared = verdict::compare(&a_cells, &b_cells, false, seed);
+            let (size, load) = key;
+            let size = size.map_or_else(String::new, |size| {
+                format!("{} instances × {} slots, ", size.instances, size.slots)
+            });
+            say(&format!("{size}{}\n", markdown::load_words(&load)));
+            say(&verdict::markdown(&name(a), &name(b), &compared));
+        }
         return Ok(());
     }
     if args.matrix.arm.len() != 2 {
@@ -298,7 +316,10 @@ fn run_compare(args: &CompareArgs) -> Result<(), BenchError> {
     tell_table(&run, &markdown::sweep(&results.cells, &results.failures));
     let arms = arms(&args.matrix)?;
     let (a, b) = (&arms[0].name, &arms[1].name);
-    let (cells_a, cells_b) = (warm(&results.cells, Some(a)), warm(&results.cells, Some(b)));
+    let (cells_a, cells_b) = (
+        warm(&results.cells, Some(a), None),
+        warm(&results.cells, Some(b), None),
+    );
     say(&verdict::markdown(
         a,
         b,
@@ -307,12 +328,21 @@ fn run_compare(args: &CompareArgs) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// The warm cells of an arm, by repeat.
-fn warm<'a>(cells: &'a [Measured], arm: Option<&str>) -> Vec<&'a Measured> {
-    let mut mine: Vec<&Measured> = cells
-        .iter()
-        .filter(|one| !one.cell.cold && arm.is_none_or(|arm| one.cell.arm == arm))
-        .collect();
+/// What two files' cells must have in common.
+type Key = (Option<Size>, Arrival);
+
+fn key(measured: &Measured) -> Key {
+    (measured.cell.size, measured.cell.arrival)
+}
+
+/// The warm cells of an arm, or of a size and load, by repeat.
+fn warm<'a>(cells: &'a [Measured], arm: Option<&str>, only: Option<Key>) -> Vec<&'a Measured> {
+    let wanted = |one: &&Measured| {
+        !one.cell.cold
+            && arm.is_none_or(|arm| one.cell.arm == arm)
+            && only.is_none_or(|only| key(one) == only)
+    };
+    let mut mine: Vec<&Measured> = cells.iter().filter(wanted).collect();
     mine.sort_by_key(|one| one.cell.repeat);
     mine
 }

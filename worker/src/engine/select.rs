@@ -46,6 +46,9 @@ pub fn load(
 ) -> Result<Loaded, LoadError> {
     match selection {
         Selection::Scripted(script) => scripted::load(options, *script, progress),
+        #[cfg(feature = "llama")]
+        Selection::Llama => super::llama::load(options, progress),
+        #[cfg(not(feature = "llama"))]
         Selection::Llama => absent(EngineKind::Llama, &options.model),
         Selection::Mlx => absent(EngineKind::Mlx, &options.model),
     }
