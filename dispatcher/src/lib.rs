@@ -4,6 +4,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod crash;
+mod descriptors;
 mod driver;
 mod effect;
 pub mod error;

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::{Generation, InstanceId};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{oneshot, watch};
 
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crash::CrashLog;
+use crate::descriptors;
 use crate::driver::Driver;
 use crate::effect::{World, inputs};
 use crate::error::RunError;
@@ -32,6 +33,8 @@ use crate::view::View;
 
 /// After the driver's end, how long responses may take to be written out.
 const FLUSH: Duration = Duration::from_secs(5);
+/// Connections that the kernel may hold until they are accepted; it lowers this to its own bound.
+const BACKLOG: u32 = 4096;
 /// Version and commit, for people.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");
 
@@ -64,7 +67,7 @@ async fn serve(config: Config) -> Result<(), RunError> {
         tracing::info!("memory: {plan}");
     }
     // First of all: two dispatchers on one port have one run directory too.
-    let http_listener = listen(config.listen).await?;
+    let http_listener = listen(config.listen)?;
     let address = http_listener
         .local_addr()
         .map_err(|cause| RunError::Listen {
@@ -104,6 +107,13 @@ async fn serve(config: Config) -> Result<(), RunError> {
 
     let (view_sender, view) = watch::channel(Arc::new(View::default()));
     let (gateway, commands) = Gateway::new(clock, view);
+    let files = descriptors::raise_limit();
+    let connections_max = descriptors::connections_within(files, config.instances);
+    tracing::debug!(
+        files,
+        connections_max,
+        "limits of open files and connections"
+    );
     let front = Front {
         gateway,
         metrics: metrics.clone(),
@@ -111,6 +121,7 @@ async fn serve(config: Config) -> Result<(), RunError> {
             served_model: config.served_model_name.clone(),
             api_keys: config.api_keys.as_slice().to_vec(),
             stop_timeout: FLUSH,
+            connections_max,
             ..FrontConfig::default()
         },
     };
@@ -177,10 +188,18 @@ async fn serve(config: Config) -> Result<(), RunError> {
     ended.map_err(RunError::NothingStarts)
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|cause| RunError::Listen { address, cause })
+fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
+    let listen = || {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        // A successor must not wait for the kernel to forget old connections.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listen().map_err(|cause| RunError::Listen { address, cause })
 }
 
 fn run_directory(config: &Config, error: DirectoryError) -> RunError {

@@ -222,8 +222,13 @@ async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) 
     };
     let route = crate::metrics::Route::of(request.uri().path());
     request.headers_mut().insert(REQUEST_ID, id.clone());
+    let clock = app.gateway.clock();
+    let received = clock.now();
     let mut response = next.run(request).await;
     app.metrics.responded(route, response.status().as_u16());
+    if response.status() == StatusCode::TOO_MANY_REQUESTS {
+        app.metrics.refused(clock.now().since(received));
+    }
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }

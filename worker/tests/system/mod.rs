@@ -2,7 +2,13 @@
 
 #![allow(
     dead_code,
+    unreachable_pub,
     reason = "each test binary uses its own part of the support"
+)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "only tests use it: what fails here fails the test"
 )]
 #![allow(
     clippy::allow_attributes,
@@ -10,6 +16,7 @@
 )]
 
 pub mod client;
+pub mod crowd;
 #[cfg(feature = "llama")]
 pub mod plain;
 
