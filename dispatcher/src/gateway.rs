@@ -28,6 +28,8 @@ pub struct Submission {
     pub logprobs: Option<u32>,
     pub batch_invariant: bool,
     pub cache_prompt: bool,
+    /// The client wants the ids of prompt and output.
+    pub return_token_ids: bool,
     pub key: KeyId,
     pub priority: Priority,
     pub deadline: Option<Duration>,
