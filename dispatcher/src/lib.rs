@@ -1,5 +1,6 @@
 //! Takes requests, keeps K workers alive, and matches the two.
 
+mod budget;
 pub mod cli;
 pub mod clock;
 pub mod config;

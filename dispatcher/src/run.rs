@@ -9,6 +9,7 @@ use proto::{Generation, InstanceId};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 
+use crate::budget::Budget;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crash::CrashLog;
@@ -21,6 +22,7 @@ use crate::http::{self, Front, FrontConfig};
 use crate::ledger::Ledger;
 use crate::link::{Context, DirectoryError, Expectations, Listener, RunDirectory};
 use crate::machine::Dispatch;
+use crate::memory::{self, watch::Watch};
 use crate::metrics::Metrics;
 use crate::model::EngineKind;
 use crate::process::sweep::sweep;
@@ -103,6 +105,16 @@ async fn serve(config: Config) -> Result<(), RunError> {
     })?;
 
     let (view_sender, view) = watch::channel(Arc::new(View::default()));
+    let watch = Watch {
+        view: view.clone(),
+        inputs: inputs.clone(),
+        limit: config.memory,
+        mapped: match (&config.plan, cfg!(target_os = "macos")) {
+            (Some(plan), true) => plan.costs.mapped,
+            _ => 0,
+        },
+    };
+    let watch_task = tokio::spawn(watch.serve(memory::watch::System));
     let (gateway, commands) = Gateway::new(clock, view);
     let front = Front {
         gateway,
@@ -131,6 +143,7 @@ async fn serve(config: Config) -> Result<(), RunError> {
         fleet,
         Ledger::new(random_key()?),
         Recorder::new(metrics, CrashLog::new(directory.path().join("crashes"))),
+        Budget::new(config.instances, config.memory, config.plan.as_ref()),
         config.served_model_name.clone(),
     );
     let seed = u64::from_le_bytes(first_eight(&random_key()?));
@@ -172,6 +185,7 @@ async fn serve(config: Config) -> Result<(), RunError> {
     if tokio::time::timeout(FLUSH, http_task).await.is_err() {
         tracing::warn!("some responses were not written out in time");
     }
+    watch_task.abort();
     signals.abort();
     links_task.abort();
     ended.map_err(RunError::NothingStarts)
