@@ -96,6 +96,7 @@ impl World {
             } => Some(self.submit(request, submission, relay)),
             Command::Cancel { request, cause } => Some(Event::ClientGone { request, cause }),
             Command::Reload => Some(Event::Reload),
+            Command::Drain => Some(Event::Drain),
         }
     }
 

@@ -48,6 +48,8 @@ pub enum Command {
         cause: CancelCause,
     },
     Reload,
+    /// As the signal's, but behind all requests that were submitted before.
+    Drain,
 }
 
 /// The front's handle. Cheap to clone.
@@ -121,6 +123,12 @@ impl Gateway {
     pub async fn reload(&self) {
         // A driver that is gone has no workers to replace.
         let _ = self.commands.send(Command::Reload).await;
+    }
+
+    /// Asks for an end once what was submitted before has ended.
+    pub(crate) async fn drain(&self) {
+        // A driver that is gone has ended.
+        let _ = self.commands.send(Command::Drain).await;
     }
 
     #[must_use]

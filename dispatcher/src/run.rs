@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use proto::{Generation, InstanceId};
 use tokio::net::TcpListener;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::budget::Budget;
 use crate::clock::Clock;
@@ -18,6 +18,7 @@ use crate::effect::{World, inputs};
 use crate::error::RunError;
 use crate::fleet::{CommandOf, Fleet};
 use crate::gateway::Gateway;
+use crate::handover;
 use crate::http::{self, Front, FrontConfig};
 use crate::ledger::Ledger;
 use crate::link::{Context, DirectoryError, Expectations, Listener, RunDirectory};
@@ -29,11 +30,14 @@ use crate::process::sweep::sweep;
 use crate::process::{self, Processes, WorkerCommand};
 use crate::record::Recorder;
 use crate::signal;
+use crate::socket::{self, SocketError};
 use crate::state::{State, StateFile};
 use crate::view::View;
 
 /// After the driver's end, how long responses may take to be written out.
 const FLUSH: Duration = Duration::from_secs(5);
+/// Signals that may wait to be acted on.
+const SIGNALS_MAX: usize = 8;
 /// Version and commit, for people.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");
 
@@ -44,6 +48,8 @@ pub const BUILD: &str = env!("CARGO_PKG_VERSION");
 ///
 /// Where it could not start, or where no instance ever could.
 pub fn run(config: Config) -> Result<(), RunError> {
+    // First of all: it reads the environment, which no other thread may do meanwhile.
+    let inherited = socket::inherited()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("dispatcher-io")
@@ -52,12 +58,12 @@ pub fn run(config: Config) -> Result<(), RunError> {
             what: "start the runtime",
             cause,
         })?;
-    let result = runtime.block_on(serve(config));
+    let result = runtime.block_on(serve(config, inherited));
     runtime.shutdown_timeout(FLUSH);
     result
 }
 
-async fn serve(config: Config) -> Result<(), RunError> {
+async fn serve(config: Config, inherited: Option<std::net::TcpListener>) -> Result<(), RunError> {
     let clock = Clock::start();
     for note in &config.notes {
         tracing::warn!("{note}");
@@ -66,7 +72,11 @@ async fn serve(config: Config) -> Result<(), RunError> {
         tracing::info!("memory: {plan}");
     }
     // First of all: two dispatchers on one port have one run directory too.
-    let http_listener = listen(config.listen).await?;
+    let is_inherited = inherited.is_some();
+    let http_listener = match inherited {
+        Some(socket) => TcpListener::from_std(socket).map_err(SocketError::from)?,
+        None => listen(config.listen).await?,
+    };
     let address = http_listener
         .local_addr()
         .map_err(|cause| RunError::Listen {
@@ -99,7 +109,13 @@ async fn serve(config: Config) -> Result<(), RunError> {
         observer: Arc::new(metrics.clone()),
         build: BUILD.to_owned(),
     }));
-    let signals = signal::listen(inputs.clone()).map_err(|cause| RunError::Machine {
+    let (signal_sender, signal_receiver) = mpsc::channel(SIGNALS_MAX);
+    let signals = signal::listen(if is_inherited {
+        signal_sender
+    } else {
+        inputs.clone()
+    })
+    .map_err(|cause| RunError::Machine {
         what: "listen for signals",
         cause,
     })?;
@@ -116,6 +132,11 @@ async fn serve(config: Config) -> Result<(), RunError> {
     };
     let watch_task = tokio::spawn(watch.serve(memory::watch::System));
     let (gateway, commands) = Gateway::new(clock, view);
+    let last_call = is_inherited.then(|| {
+        let (conductor, last_call) = handover::last_call();
+        tokio::spawn(conductor.conduct(signal_receiver, inputs.clone(), gateway.clone()));
+        last_call
+    });
     let front = Front {
         gateway,
         metrics: metrics.clone(),
@@ -127,7 +148,7 @@ async fn serve(config: Config) -> Result<(), RunError> {
         },
     };
     let (stop_http, http_stopped) = oneshot::channel::<()>();
-    let http_task = tokio::spawn(http::serve(http_listener, front, async move {
+    let http_task = tokio::spawn(http::serve(http_listener, front, last_call, async move {
         // A dropped sender stops it as well as a sent word.
         let _ = http_stopped.await;
     }));
@@ -175,6 +196,7 @@ async fn serve(config: Config) -> Result<(), RunError> {
         slots = config.slots,
         context_tokens = config.context_tokens,
         threads = config.threads,
+        inherited = is_inherited,
         "listening on http://{address}"
     );
 

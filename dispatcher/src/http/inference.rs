@@ -66,6 +66,7 @@ pub(crate) async fn submit(
         token_ids: checked.submission.return_token_ids,
     };
     let ticket = app.gateway.submit(checked.submission).await;
+    peer.set_submitted();
     debug!(
         request = %ticket.request,
         id = text(&head.headers, "x-request-id").unwrap_or(""),

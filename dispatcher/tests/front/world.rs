@@ -68,7 +68,7 @@ impl World {
             config,
         };
         let (stop, stopped) = oneshot::channel();
-        let server = tokio::spawn(http::serve(listener, front, async {
+        let server = tokio::spawn(http::serve(listener, front, None, async {
             let _ = stopped.await;
         }));
         Self {
