@@ -75,7 +75,9 @@ pub struct Config {
     pub queue_bytes_max: u64,
     pub queue_tokens_max: u64,
     pub queue_timeout: Duration,
+    pub priority_aging: Duration,
     pub drain_timeout: Duration,
+    pub replace_timeout: Duration,
     pub crashes_max: u32,
     pub crash_window: Duration,
     pub suspect_after: u32,
@@ -89,6 +91,8 @@ pub struct Config {
     pub scripted: Option<String>,
     /// The reserved memory; `None` where the engine has no model.
     pub plan: Option<Plan>,
+    /// What all instances may take together.
+    pub memory: Limit,
     /// Whether a replacement may run beside the worker it replaces.
     pub start_then_stop: bool,
     /// Every value with its source, for `config show`.
@@ -191,7 +195,7 @@ impl Config {
             context_tokens,
             offloaded: n_gpu_layers.is_some_and(|layers| layers > 0) && !around.is_mac,
         };
-        let plan = fit(r, header.as_ref(), model.as_deref(), demand, around.memory)?;
+        let (memory, plan) = fit(r, header.as_ref(), model.as_deref(), demand, around.memory)?;
         let slots = plan.as_ref().map_or(SCRIPTED_SLOTS, |plan| plan.slots);
         let slots = match &plan {
             Some(_) => slots,
@@ -224,7 +228,9 @@ impl Config {
             u64::to_string,
         )?;
         let queue_timeout = r.duration("queue-timeout", limits.queue_timeout)?;
+        let priority_aging = r.duration("priority-aging", limits.priority_aging)?;
         let drain_timeout = r.duration("drain-timeout", limits.drain_timeout)?;
+        let replace_timeout = r.duration("replace-timeout", limits.replace_timeout)?;
         let crashes_max = r.count("max-crashes", limits.crashes_max, 1, 1_000_000)?;
         let crash_window = r.duration("crash-window", limits.crash_window)?;
         let suspect_after = r.count("suspect-after", limits.suspect_after, 1, 1_000_000)?;
@@ -262,7 +268,9 @@ impl Config {
             queue_bytes_max,
             queue_tokens_max,
             queue_timeout,
+            priority_aging,
             drain_timeout,
+            replace_timeout,
             crashes_max,
             crash_window,
             suspect_after,
@@ -273,6 +281,7 @@ impl Config {
             log_format,
             scripted: scripted.map(|(spec, _)| spec),
             plan,
+            memory,
             start_then_stop,
             effective: resolver.effective,
             notes: Vec::new(),
@@ -291,7 +300,9 @@ impl Config {
             queue_bytes_max: self.queue_bytes_max,
             queue_tokens_max: self.queue_tokens_max,
             queue_timeout: self.queue_timeout,
+            priority_aging: self.priority_aging,
             drain_timeout: self.drain_timeout,
+            replace_timeout: self.replace_timeout,
             crashes_max: self.crashes_max,
             crash_window: self.crash_window,
             suspect_after: self.suspect_after,
@@ -499,7 +510,7 @@ fn fit(
     model: Option<&Path>,
     demand: Demand,
     around: Limit,
-) -> Result<Option<Plan>, ConfigError> {
+) -> Result<(Limit, Option<Plan>), ConfigError> {
     let limit = match r.layers.get("memory-limit", value::size)? {
         Some((bytes, source)) => {
             r.record("memory-limit", bytes.to_string(), source);
@@ -511,7 +522,7 @@ fn fit(
         None => around,
     };
     let (Some(header), Some(model)) = (header, model) else {
-        return Ok(None);
+        return Ok((limit, None));
     };
     let wanted = r.layers.get("slots", |text| value::count32(text, 1, 256))?;
     let plan = memory::plan(
@@ -527,7 +538,7 @@ fn fit(
     })?;
     let source = wanted.map_or(Source::Derived, |(_, source)| source);
     r.record("slots", plan.slots.to_string(), source);
-    Ok(Some(plan))
+    Ok((limit, Some(plan)))
 }
 
 fn api_keys(r: &mut Resolver<'_>) -> Result<ApiKeys, ConfigError> {

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::{Generation, InstanceId};
-use tokio::net::TcpListener;
-use tokio::sync::{oneshot, watch};
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::budget::Budget;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crash::CrashLog;
@@ -18,21 +19,28 @@ use crate::effect::{World, inputs};
 use crate::error::RunError;
 use crate::fleet::{CommandOf, Fleet};
 use crate::gateway::Gateway;
+use crate::handover;
 use crate::http::{self, Front, FrontConfig};
 use crate::ledger::Ledger;
 use crate::link::{Context, DirectoryError, Expectations, Listener, RunDirectory};
 use crate::machine::Dispatch;
+use crate::memory::{self, watch::Watch};
 use crate::metrics::Metrics;
 use crate::model::EngineKind;
 use crate::process::sweep::sweep;
 use crate::process::{self, Processes, WorkerCommand};
 use crate::record::Recorder;
 use crate::signal;
+use crate::socket::{self, SocketError};
 use crate::state::{State, StateFile};
 use crate::view::View;
 
 /// After the driver's end, how long responses may take to be written out.
 const FLUSH: Duration = Duration::from_secs(5);
+/// Connections that the kernel may hold until they are accepted; it lowers this to its own bound.
+const BACKLOG: u32 = 4096;
+/// Signals that may wait to be acted on.
+const SIGNALS_MAX: usize = 8;
 /// Version and commit, for people.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");
 
@@ -43,6 +51,8 @@ pub const BUILD: &str = env!("CARGO_PKG_VERSION");
 ///
 /// Where it could not start, or where no instance ever could.
 pub fn run(config: Config) -> Result<(), RunError> {
+    // First of all: it reads the environment, which no other thread may do meanwhile.
+    let inherited = socket::inherited()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("dispatcher-io")
@@ -51,12 +61,12 @@ pub fn run(config: Config) -> Result<(), RunError> {
             what: "start the runtime",
             cause,
         })?;
-    let result = runtime.block_on(serve(config));
+    let result = runtime.block_on(serve(config, inherited));
     runtime.shutdown_timeout(FLUSH);
     result
 }
 
-async fn serve(config: Config) -> Result<(), RunError> {
+async fn serve(config: Config, inherited: Option<std::net::TcpListener>) -> Result<(), RunError> {
     let clock = Clock::start();
     for note in &config.notes {
         tracing::warn!("{note}");
@@ -65,7 +75,11 @@ async fn serve(config: Config) -> Result<(), RunError> {
         tracing::info!("memory: {plan}");
     }
     // First of all: two dispatchers on one port have one run directory too.
-    let http_listener = listen(config.listen).await?;
+    let is_inherited = inherited.is_some();
+    let http_listener = match inherited {
+        Some(socket) => TcpListener::from_std(socket).map_err(SocketError::from)?,
+        None => listen(config.listen)?,
+    };
     let address = http_listener
         .local_addr()
         .map_err(|cause| RunError::Listen {
@@ -98,12 +112,28 @@ async fn serve(config: Config) -> Result<(), RunError> {
         observer: Arc::new(metrics.clone()),
         build: BUILD.to_owned(),
     }));
-    let signals = signal::listen(inputs.clone()).map_err(|cause| RunError::Machine {
+    let (signal_sender, signal_receiver) = mpsc::channel(SIGNALS_MAX);
+    let signals = signal::listen(if is_inherited {
+        signal_sender
+    } else {
+        inputs.clone()
+    })
+    .map_err(|cause| RunError::Machine {
         what: "listen for signals",
         cause,
     })?;
 
     let (view_sender, view) = watch::channel(Arc::new(View::default()));
+    let watch = Watch {
+        view: view.clone(),
+        inputs: inputs.clone(),
+        limit: config.memory,
+        mapped: match (&config.plan, cfg!(target_os = "macos")) {
+            (Some(plan), true) => plan.costs.mapped,
+            _ => 0,
+        },
+    };
+    let watch_task = tokio::spawn(watch.serve(memory::watch::System));
     let (gateway, commands) = Gateway::new(clock, view);
     let usual = FrontConfig::default();
     let connections = descriptors::make_room(
@@ -117,6 +147,11 @@ async fn serve(config: Config) -> Result<(), RunError> {
         what: "read the limit of open files",
         cause,
     })?;
+    let last_call = is_inherited.then(|| {
+        let (conductor, last_call) = handover::last_call();
+        tokio::spawn(conductor.conduct(signal_receiver, inputs.clone(), gateway.clone()));
+        last_call
+    });
     let front = Front {
         gateway,
         metrics: metrics.clone(),
@@ -130,7 +165,7 @@ async fn serve(config: Config) -> Result<(), RunError> {
         },
     };
     let (stop_http, http_stopped) = oneshot::channel::<()>();
-    let http_task = tokio::spawn(http::serve(http_listener, front, async move {
+    let http_task = tokio::spawn(http::serve(http_listener, front, last_call, async move {
         // A dropped sender stops it as well as a sent word.
         let _ = http_stopped.await;
     }));
@@ -146,6 +181,7 @@ async fn serve(config: Config) -> Result<(), RunError> {
         fleet,
         Ledger::new(random_key()?),
         Recorder::new(metrics, CrashLog::new(directory.path().join("crashes"))),
+        Budget::new(config.instances, config.memory, config.plan.as_ref()),
         config.served_model_name.clone(),
     );
     let seed = u64::from_le_bytes(first_eight(&random_key()?));
@@ -177,6 +213,7 @@ async fn serve(config: Config) -> Result<(), RunError> {
         slots = config.slots,
         context_tokens = config.context_tokens,
         threads = config.threads,
+        inherited = is_inherited,
         "listening on http://{address}"
     );
 
@@ -187,15 +224,24 @@ async fn serve(config: Config) -> Result<(), RunError> {
     if tokio::time::timeout(FLUSH, http_task).await.is_err() {
         tracing::warn!("some responses were not written out in time");
     }
+    watch_task.abort();
     signals.abort();
     links_task.abort();
     ended.map_err(RunError::NothingStarts)
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|cause| RunError::Listen { address, cause })
+fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
+    let listen = || {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        // A successor must not wait for the kernel to forget old connections.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listen().map_err(|cause| RunError::Listen { address, cause })
 }
 
 fn run_directory(config: &Config, error: DirectoryError) -> RunError {

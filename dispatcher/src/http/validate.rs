@@ -94,6 +94,7 @@ pub(crate) fn check(route: Route, body: Body, context: &Context<'_>) -> Result<C
             logprobs,
             batch_invariant: body.batch_invariant.unwrap_or(false),
             cache_prompt: body.cache_prompt.unwrap_or(true),
+            return_token_ids: body.return_token_ids.unwrap_or(false),
             key: context.key,
             priority,
             deadline,

@@ -199,9 +199,7 @@ mod tests {
         command.scripted = Some("echo".into());
         assert_eq!(
             command.arguments(99),
-            words(&format!(
-                "{plain} --scripted echo --n-gpu-layers 7"
-            ))
+            words(&format!("{plain} --scripted echo --n-gpu-layers 7"))
         );
     }
 

@@ -2,15 +2,22 @@
 
 #![allow(
     dead_code,
+    unreachable_pub,
     reason = "each test binary uses its own part of the support"
 )]
 #![allow(unreachable_pub, reason = "it is a module of several test programs")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "only tests use it: what fails here fails the test"
+)]
 #![allow(
     clippy::allow_attributes,
     reason = "an expectation would fail where all is used"
 )]
 
 pub mod client;
+pub mod crowd;
 #[cfg(feature = "llama")]
 pub mod plain;
 
