@@ -150,7 +150,7 @@ fn nothing_that_a_client_sends_wrong_reaches_a_slot_or_disturbs_a_stream() {
     let told = told_while_sending(
         &system.address,
         &format!(
-            "POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+            "POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
              content-length: {}\r\n\r\n",
             large.len()
         ),

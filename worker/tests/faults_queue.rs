@@ -58,33 +58,6 @@ fn the_request_over_the_limit_is_refused_at_once_with_depth_and_limit() {
 }
 
 #[test]
-fn sixteen_streams_at_default_settings_all_complete() {
-    let system = System::scripted("step_us=2000", &[]);
-    let slots = system.status()["instances"][0]["slots"].as_u64().unwrap();
-    let most = std::thread::scope(|scope| {
-        let streams: Vec<_> = (0..16)
-            .map(|number| {
-                let body = chat(&format!("agent {number}"), 50);
-                let address = &system.address;
-                scope.spawn(move || client::stream(address, &body))
-            })
-            .collect();
-        let mut most = 0;
-        while !streams.iter().all(|stream| stream.is_finished()) {
-            let status = system.status();
-            most = most.max(status["instances"][0]["running"].as_u64().unwrap());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        for stream in streams {
-            stream.join().unwrap().assert_complete();
-        }
-        most
-    });
-    assert!(most > 1, "they never ran together");
-    assert!(most <= slots, "{most} on {slots} slots");
-}
-
-#[test]
 fn what_waited_too_long_gets_504_and_never_starts_and_what_runs_may_take_longer() {
     let system = System::scripted(
         &format!("step_us=5000,{NEVER}"),
