@@ -81,7 +81,9 @@ pub(crate) async fn serve(
     last_call: Option<LastCall>,
     stop: impl Future<Output = ()>,
 ) {
-    let room = Arc::new(Semaphore::new(limits.connections_max + limits.connections_reserve));
+    let room = Arc::new(Semaphore::new(
+        limits.connections_max + limits.connections_reserve,
+    ));
     let (phase, watched) = watch::channel(Phase::Open);
     let (unsettled, mut settling) = mpsc::channel::<std::convert::Infallible>(1);
     let mut connections = JoinSet::new();
