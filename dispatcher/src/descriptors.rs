@@ -1,67 +1,98 @@
-//! Open files: raises the process's limit, and says how many connections fit into it.
+//! Shares the process's file descriptors out: first to what serves, the rest to connections.
+
+use std::io;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// More would only be more tables in the kernel: the connections below need no more.
-const FILES_MAX: u64 = 65_536;
-/// What macOS grants at least where it refuses more, whatever its hard limit says.
-const FILES_GRANTED: u64 = 10_240;
-/// Assumed where the limit cannot be read.
-const FILES_ASSUMED: u64 = 256;
+/// Listeners, signals, the runtime, the lock, standard streams, a log line's and a record's file.
+const OWN: u64 = 40;
+/// Pipes, link and process handle of a worker, and of the one that replaces it.
+const PER_INSTANCE: u64 = 12;
+/// However few there are, so many connections are served, or nobody could ask why.
+const CONNECTIONS_MIN: u64 = 8;
 
-/// Files beside connections: the reserve of connections for health and metrics, logs, the runtime's own.
-const FILES_OWN: u64 = 192;
-/// A link, a pipe each for output and token, and those of its successor.
-const FILES_PER_INSTANCE: u64 = 16;
-
-const CONNECTIONS_MIN: u64 = 64;
-/// Each may keep buffers in the kernel and in the front: this many are a server's, not an attack's.
-const CONNECTIONS_MAX: u64 = 16_384;
-
-/// Raises the soft limit of open files towards the hard one, and returns what holds then.
-pub(crate) fn raise_limit() -> u64 {
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
-        return FILES_ASSUMED;
-    };
-    for wanted in [FILES_MAX.min(hard), FILES_GRANTED.min(hard)] {
-        if wanted <= soft {
-            break;
-        }
-        match setrlimit(Resource::RLIMIT_NOFILE, wanted, hard) {
-            Ok(()) => return wanted,
-            Err(error) => {
-                tracing::debug!(%error, wanted, "failed to raise the limit of open files")
-            }
-        }
-    }
-    soft
+/// How many connections there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Connections {
+    /// Served in full.
+    pub(crate) max: usize,
+    /// Beyond those, answered about health, status and metrics alone.
+    pub(crate) reserve: usize,
 }
 
-/// Connections of clients that a process with this limit can hold beside its `instances`.
-pub(crate) fn connections_within(files: u64, instances: u32) -> usize {
-    let own = FILES_OWN + FILES_PER_INSTANCE * u64::from(instances);
-    let left = files.saturating_sub(own);
-    usize::try_from(left.clamp(CONNECTIONS_MIN, CONNECTIONS_MAX)).unwrap_or(usize::MAX)
+/// Raises the soft limit as far as is wanted and allowed, and says how many of `wanted` connections
+/// there is room for: a flood of clients must never leave a worker without its pipes.
+///
+/// # Errors
+///
+/// Where the system does not say its limit.
+pub(crate) fn make_room(instances: u32, wanted: Connections) -> io::Result<Connections> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let all = wanted.max as u64 + wanted.reserve as u64 + own(instances);
+    let raised = all.min(hard).max(soft);
+    let limit = match setrlimit(Resource::RLIMIT_NOFILE, raised, hard) {
+        Ok(()) => raised,
+        // Some systems have a lower bound of their own: what there is must do.
+        Err(_) => soft,
+    };
+    let room = share(limit, instances, wanted);
+    if room != wanted {
+        tracing::warn!(
+            descriptors = limit,
+            connections = room.max,
+            "fewer connections than usual: the limit of open files is low (`ulimit -n`)"
+        );
+    }
+    Ok(room)
+}
+
+fn own(instances: u32) -> u64 {
+    OWN + PER_INSTANCE * u64::from(instances)
+}
+
+fn share(limit: u64, instances: u32, wanted: Connections) -> Connections {
+    let left = limit.saturating_sub(own(instances)).max(CONNECTIONS_MIN);
+    let left = usize::try_from(left).unwrap_or(usize::MAX);
+    if left >= wanted.max.saturating_add(wanted.reserve) {
+        return wanted;
+    }
+    let reserve = wanted.reserve.min(left / 4);
+    Connections {
+        max: left - reserve,
+        reserve,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const WANTED: Connections = Connections {
+        max: 4096,
+        reserve: 64,
+    };
+
     #[test]
-    fn connections_leave_room_for_what_else_is_open() {
-        assert_eq!(connections_within(1024, 1), 816);
-        assert_eq!(connections_within(20_000, 4), 16_384);
-        assert_eq!(connections_within(FILES_GRANTED, 1), 10_032);
-        assert_eq!(connections_within(64, 256), 64);
+    fn workers_have_their_descriptors_before_connections_have_theirs() {
+        assert_eq!(share(1 << 20, 1, WANTED), WANTED);
+        // 1024, a usual limit: 40 of our own and 12 for each of 3 workers.
+        let usual = Connections {
+            max: 884,
+            reserve: 64,
+        };
+        assert_eq!(share(1024, 3, WANTED), usual);
+        let small = Connections {
+            max: 33,
+            reserve: 11,
+        };
+        assert_eq!(share(96, 1, WANTED), small);
     }
 
     #[test]
-    fn the_limit_is_raised_once_and_never_lowered() {
-        let (before, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-        let raised = raise_limit();
-        assert!(raised >= before && raised <= hard.max(before), "{raised}");
-        assert_eq!(raise_limit(), raised);
-        assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap().0, raised);
+    fn with_hardly_any_descriptors_somebody_can_still_ask_why() {
+        let least = Connections { max: 6, reserve: 2 };
+        for limit in [0, 20, 52, 60] {
+            assert_eq!(share(limit, 1, WANTED), least, "{limit}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::{oneshot, watch};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crash::CrashLog;
-use crate::descriptors;
+use crate::descriptors::{self, Connections};
 use crate::driver::Driver;
 use crate::effect::{World, inputs};
 use crate::error::RunError;
@@ -107,13 +107,18 @@ async fn serve(config: Config) -> Result<(), RunError> {
 
     let (view_sender, view) = watch::channel(Arc::new(View::default()));
     let (gateway, commands) = Gateway::new(clock, view);
-    let files = descriptors::raise_limit();
-    let connections_max = descriptors::connections_within(files, config.instances);
-    tracing::debug!(
-        files,
-        connections_max,
-        "limits of open files and connections"
-    );
+    let usual = FrontConfig::default();
+    let connections = descriptors::make_room(
+        config.instances,
+        Connections {
+            max: usual.connections_max,
+            reserve: usual.connections_reserve,
+        },
+    )
+    .map_err(|cause| RunError::Machine {
+        what: "read the limit of open files",
+        cause,
+    })?;
     let front = Front {
         gateway,
         metrics: metrics.clone(),
@@ -121,8 +126,9 @@ async fn serve(config: Config) -> Result<(), RunError> {
             served_model: config.served_model_name.clone(),
             api_keys: config.api_keys.as_slice().to_vec(),
             stop_timeout: FLUSH,
-            connections_max,
-            ..FrontConfig::default()
+            connections_max: connections.max,
+            connections_reserve: connections.reserve,
+            ..usual
         },
     };
     let (stop_http, http_stopped) = oneshot::channel::<()>();

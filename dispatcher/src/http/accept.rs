@@ -24,8 +24,6 @@ use tracing::{debug, info, warn};
 use super::peer::{Expired, Patience, Peer, Watched};
 use crate::metrics::Metrics;
 
-/// Connections above the cap that still get answers about health and metrics.
-const RESERVE_CONNECTIONS: usize = 64;
 /// What a slow reader may keep in the kernel, in bytes.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// Head and unsent bytes that one connection may hold in hyper.
@@ -38,6 +36,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     pub(crate) connections_max: usize,
+    /// Connections above the cap that still get answers about health and metrics.
+    pub(crate) connections_reserve: usize,
     pub(crate) patience: Patience,
     /// From the stop to the moment when what still runs is cut off.
     pub(crate) stop_timeout: Duration,
@@ -62,7 +62,7 @@ pub(crate) async fn serve(
     limits: Limits,
     stop: impl Future<Output = ()>,
 ) {
-    let room = Arc::new(Semaphore::new(limits.connections_max + RESERVE_CONNECTIONS));
+    let room = Arc::new(Semaphore::new(limits.connections_max + limits.connections_reserve));
     let (stopping, stopped) = watch::channel(false);
     let mut connections = JoinSet::new();
     let mut stop = pin!(stop);
@@ -94,7 +94,7 @@ pub(crate) async fn serve(
             }
         };
         pause = PAUSE_MIN;
-        let reserve = room.available_permits() < RESERVE_CONNECTIONS;
+        let reserve = room.available_permits() < limits.connections_reserve;
         let (router, metrics, stopped) = (router.clone(), metrics.clone(), stopped.clone());
         let patience = limits.patience;
         connections.spawn(async move {
@@ -275,6 +275,7 @@ mod tests {
         };
         let limits = Limits {
             connections_max: 1,
+            connections_reserve: 1,
             patience: Patience {
                 head: Duration::from_secs(10),
                 idle: Duration::from_secs(75),

@@ -1,6 +1,6 @@
 //! A fake fleet and its clients: processes, links and relays as the contract has them, on simulated time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use dispatcher::machine::event::{
@@ -17,6 +17,8 @@ const CONTEXT_TOKENS: u32 = 400;
 const EVENTS_MAX: u64 = 400_000;
 /// Added to a request's number when its client sends it again.
 const RETRIES_FROM: u64 = 1_000;
+/// A turn of the driver is no longer than this.
+const TURN_MAX: Duration = Duration::from_millis(1);
 const SIGABRT: i32 = 6;
 const SIGKILL: i32 = 9;
 const SIGSEGV: i32 = 11;
@@ -161,6 +163,8 @@ pub(crate) struct World {
     pub(crate) oracle: Oracle,
     schedule: BTreeMap<(Tick, u64), Happening>,
     sequence: u64,
+    /// Actions of the driver's turn that goes on.
+    undone: VecDeque<Action>,
     workers: BTreeMap<WorkerId, Worker>,
     clients: BTreeMap<RequestId, Client>,
     arrived: BTreeSet<RequestId>,
@@ -204,6 +208,7 @@ impl World {
             machine,
             schedule: BTreeMap::new(),
             sequence: 0,
+            undone: VecDeque::new(),
             workers: BTreeMap::new(),
             clients: BTreeMap::new(),
             arrived: BTreeSet::new(),
@@ -342,6 +347,10 @@ impl World {
     }
 
     fn step_time(&mut self) {
+        let next = self.schedule.first_key_value().map(|((at, _), _)| *at);
+        if next.is_none_or(|at| at.since(self.now) > TURN_MAX) {
+            self.do_all();
+        }
         let deadline = self.machine.next_deadline();
         let next = self.schedule.first_key_value().map(|((at, _), _)| *at);
         let deadline = deadline.map(|at| at.max(self.slept_until).max(self.now));
@@ -494,6 +503,23 @@ impl World {
             }
             self.trail = mix(self.trail, self.now.as_micros(), &action);
             self.oracle.does(&action, self.now);
+            if let Action::Terminate {
+                instance,
+                generation,
+            } = action
+            {
+                self.check_termination((instance, generation));
+            }
+            self.undone.push_back(action);
+        }
+        // The driver takes several events in one turn at times, before it does what they lead to.
+        if !self.dice.chance(self.faults.long_turns) {
+            self.do_all();
+        }
+    }
+
+    fn do_all(&mut self) {
+        while let Some(action) = self.undone.pop_front() {
             self.carry_out(action);
         }
     }
@@ -507,10 +533,7 @@ impl World {
             Action::Terminate {
                 instance,
                 generation,
-            } => {
-                self.check_termination((instance, generation));
-                self.order((instance, generation), Order::Terminate);
-            }
+            } => self.order((instance, generation), Order::Terminate),
             Action::Kill {
                 instance,
                 generation,
@@ -690,7 +713,7 @@ impl World {
         let cut = cut.then(|| self.now.after(self.dice.micros(0, 3000)));
         let no_eof = self.fault(self.faults.no_eof);
         let reap = if blame == Some(Blame::Outsider) && self.dice.chance(2000) {
-            self.dice.millis(0, 900)
+            self.dice.millis(0, 2_900)
         } else {
             self.dice.micros(10, 20_000)
         };
@@ -733,7 +756,10 @@ impl World {
 
     /// Work, or its answer, must have been missing for long where a Ready worker is terminated.
     fn check_termination(&self, id: WorkerId) {
-        let worker = &self.workers[&id];
+        // Its spawn may stand before this in the same turn.
+        let Some(worker) = self.workers.get(&id) else {
+            return;
+        };
         let snapshot = self.machine.snapshot(self.now);
         let reason = &snapshot.instances[usize::try_from(id.0.0).unwrap()].reason;
         if reason
