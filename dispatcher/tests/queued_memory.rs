@@ -97,7 +97,10 @@ fn a_queued_request_takes_less_than_4_kib_beyond_its_prompt() {
         let arrival = ledger.admit(RequestId(index), Box::new(submission(index)), sender);
         machine.handle(Event::Arrived(Box::new(arrival)), now);
         while let Some(action) = machine.poll_action() {
-            assert!(!matches!(action, Action::End { .. }), "request {index} was turned away");
+            assert!(
+                !matches!(action, Action::End { .. }),
+                "request {index} was turned away"
+            );
         }
     }
     let each = (LIVE.get() - before) / isize::try_from(REQUESTS).unwrap();
