@@ -14,7 +14,7 @@ pub mod gateway;
 pub mod handover;
 pub mod http;
 pub mod input;
-mod ledger;
+pub mod ledger;
 pub mod link;
 pub mod log;
 pub mod machine;

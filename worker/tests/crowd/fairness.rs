@@ -127,11 +127,16 @@ fn run(slots: &str, queue: &str) -> Run {
     crowd::run(async {
         let alone = polite(address).await;
         let over = Arc::new(AtomicBool::new(false));
-        let flooding = tokio::spawn(flood(address, Arc::clone(&over)));
-        system.await_status("flooded", |status| {
-            status["queue"]["waiting"].as_u64() >= Some(32)
+        // The polite are there before the flood: a key that is alone may fill the whole queue, and
+        // what is in it is not thrown out for those who come later.
+        let watched = tokio::spawn(polite(address));
+        system.await_status("all of the polite ask", |status| {
+            let queue = &status["queue"];
+            let asked = queue["waiting"].as_u64().zip(queue["running"].as_u64());
+            asked.is_some_and(|(waiting, running)| waiting + running >= (POLITE * EACH / 2) as u64)
         });
-        let flooded = polite(address).await;
+        let flooding = tokio::spawn(flood(address, Arc::clone(&over)));
+        let flooded = watched.await.unwrap();
         over.store(true, Ordering::Relaxed);
         let flood = flooding.await.unwrap();
         Run {
