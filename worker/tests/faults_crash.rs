@@ -1,5 +1,7 @@
 //! Engines and workers that die: what clients see, what is served meanwhile, what is left on disk.
 
+#![expect(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+
 mod system;
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,7 @@
 //! What must hold while all is well: overlap, measured times, bounded memory, whole characters, no long gap.
 
+#![expect(clippy::unwrap_used, reason = "what fails in a helper fails the test")]
+
 mod system;
 
 use std::time::{Duration, Instant};
@@ -156,7 +158,7 @@ fn ten_thousand_requests_leave_memory_where_it_was() {
     };
     round(3000);
     let worker = system.worker_pids()[0];
-    let sizes = || [system.pid(), worker].map(system::resident_bytes);
+    let sizes = || [system.pid(), worker].map(system::crowd::resident_bytes);
     let before = sizes();
     round(8000);
     let after = sizes();

@@ -5,10 +5,10 @@
     unreachable_pub,
     reason = "each test binary uses its own part of the support"
 )]
-#![allow(unreachable_pub, reason = "it is a module of several test programs")]
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
+    clippy::cast_possible_truncation,
     reason = "only tests use it: what fails here fails the test"
 )]
 #![allow(
@@ -441,17 +441,6 @@ pub fn processor_time(pid: u32) -> Duration {
     let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
     // A tick is 10 ms on every Linux that is in use.
     Duration::from_millis(ticks * 10)
-}
-
-/// Bytes of the process that are in memory now.
-pub fn resident_bytes(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status
-        .lines()
-        .find(|line| line.starts_with("VmRSS"))
-        .unwrap();
-    let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
-    kib << 10
 }
 
 /// Whether the process exists and is no zombie.
