@@ -131,10 +131,16 @@ pub struct Settings {
     /// Longest wait for a slot [default: 10m]; longer gets 504.
     #[arg(long, global = true, value_name = "TIME", help_heading = "Queue")]
     pub queue_timeout: Option<String>,
+    /// A waiting request rises one priority class for each of these it has waited [default: 30s].
+    #[arg(long, global = true, value_name = "TIME", help_heading = "Queue")]
+    pub priority_aging: Option<String>,
 
     /// On SIGTERM, how long running requests may still run [default: 30s].
     #[arg(long, global = true, value_name = "TIME", help_heading = "Supervision")]
     pub drain_timeout: Option<String>,
+    /// On a reload, how long a worker's requests may still run before they go on elsewhere [default: 30s].
+    #[arg(long, global = true, value_name = "TIME", help_heading = "Supervision")]
+    pub replace_timeout: Option<String>,
     /// Crashes in the crash window after which an instance is parked [default: 5].
     #[arg(long, global = true, value_name = "N", help_heading = "Supervision")]
     pub max_crashes: Option<String>,
@@ -188,7 +194,9 @@ impl Settings {
             "queue-bytes" => &self.queue_bytes,
             "queue-tokens" => &self.queue_tokens,
             "queue-timeout" => &self.queue_timeout,
+            "priority-aging" => &self.priority_aging,
             "drain-timeout" => &self.drain_timeout,
+            "replace-timeout" => &self.replace_timeout,
             "max-crashes" => &self.max_crashes,
             "crash-window" => &self.crash_window,
             "suspect-after" => &self.suspect_after,

@@ -90,7 +90,9 @@ pub struct Config {
     pub queue_bytes_max: u64,
     pub queue_tokens_max: u64,
     pub queue_timeout: Duration,
+    pub priority_aging: Duration,
     pub drain_timeout: Duration,
+    pub replace_timeout: Duration,
     pub crashes_max: u32,
     pub crash_window: Duration,
     pub suspect_after: u32,
@@ -241,7 +243,9 @@ impl Config {
             u64::to_string,
         )?;
         let queue_timeout = r.duration("queue-timeout", limits.queue_timeout)?;
+        let priority_aging = r.duration("priority-aging", limits.priority_aging)?;
         let drain_timeout = r.duration("drain-timeout", limits.drain_timeout)?;
+        let replace_timeout = r.duration("replace-timeout", limits.replace_timeout)?;
         let crashes_max = r.count("max-crashes", limits.crashes_max, 1, 1_000_000)?;
         let crash_window = r.duration("crash-window", limits.crash_window)?;
         let suspect_after = r.count("suspect-after", limits.suspect_after, 1, 1_000_000)?;
@@ -279,7 +283,9 @@ impl Config {
             queue_bytes_max,
             queue_tokens_max,
             queue_timeout,
+            priority_aging,
             drain_timeout,
+            replace_timeout,
             crashes_max,
             crash_window,
             suspect_after,
@@ -372,7 +378,9 @@ impl Config {
             queue_bytes_max: self.queue_bytes_max,
             queue_tokens_max: self.queue_tokens_max,
             queue_timeout: self.queue_timeout,
+            priority_aging: self.priority_aging,
             drain_timeout: self.drain_timeout,
+            replace_timeout: self.replace_timeout,
             crashes_max: self.crashes_max,
             crash_window: self.crash_window,
             suspect_after: self.suspect_after,

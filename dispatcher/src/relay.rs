@@ -19,6 +19,12 @@ pub const UNREAD_BYTES_MAX: usize = 256 << 10;
 /// What one piece costs beside its text, in the bound: its share of an SSE event.
 const PIECE_OVERHEAD_BYTES: usize = 16;
 
+/// What one piece's log probabilities hold in memory.
+fn logprobs_bytes(logprobs: &Logprobs) -> usize {
+    let top: usize = logprobs.top.iter().map(|one| one.bytes.len()).sum();
+    size_of::<Logprobs>() + logprobs.bytes.len() + size_of_val(logprobs.top.as_slice()) + top
+}
+
 /// Moments and counts of one request, for `timings`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timeline {
@@ -104,6 +110,8 @@ struct Inner {
     emitted: Vec<TokenId>,
     released_bytes: u64,
     pending: Batch,
+    /// What the log probabilities in `pending` hold.
+    pending_logprobs_bytes: usize,
     /// The prompt's ids, where the client asked for them.
     prompt: Option<Arc<[TokenId]>>,
     ended: bool,
@@ -219,6 +227,7 @@ impl Sender {
             inner.emitted.push(token.id);
             inner.released_bytes = token.released_bytes;
             inner.pending.text.push_str(&token.text);
+            inner.pending_logprobs_bytes += token.logprobs.as_ref().map_or(0, logprobs_bytes);
             let text_end = inner.pending.text.len();
             inner.pending.pieces.push(Piece {
                 id: token.id,
@@ -259,7 +268,9 @@ impl Sender {
             // Failures and cancels are the machine's to judge: it may try elsewhere.
             _ => None,
         };
-        let unread = inner.pending.text.len() + inner.pending.pieces.len() * PIECE_OVERHEAD_BYTES;
+        let unread = inner.pending.text.len()
+            + inner.pending.pieces.len() * PIECE_OVERHEAD_BYTES
+            + inner.pending_logprobs_bytes;
         drop(inner);
         self.0.readable.notify_one();
         if unread > UNREAD_BYTES_MAX && finished.is_none() {
@@ -300,6 +311,7 @@ impl Receiver {
                 let mut inner = self.0.lock();
                 if !inner.pending.pieces.is_empty() || inner.pending.end.is_some() {
                     std::mem::swap(&mut inner.pending, batch);
+                    inner.pending_logprobs_bytes = 0;
                     return;
                 }
             }
@@ -322,5 +334,66 @@ impl Receiver {
 impl Drop for Receiver {
     fn drop(&mut self) {
         self.0.lock().receiver_gone = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::RequestId;
+    use proto::to_dispatcher::{Token, TopLogprob};
+
+    use super::*;
+
+    fn row(first_index: u32, top: usize) -> Row {
+        let one = TopLogprob {
+            id: 1,
+            bytes: vec![b'x'; 8],
+            logprob: -1.0,
+        };
+        Row {
+            request: RequestId(1),
+            attempt: Attempt(1),
+            first_index,
+            tokens: vec![Token {
+                id: 1,
+                text: "x".to_owned(),
+                released_bytes: u64::from(first_index) + 1,
+                logprobs: Some(Logprobs {
+                    chosen: -1.0,
+                    bytes: b"x".to_vec(),
+                    top: vec![one; top],
+                }),
+            }],
+            tail: String::new(),
+            end: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn log_probabilities_count_against_the_bound_until_they_are_taken() {
+        let (sender, mut receiver) = channel(Tick::ZERO);
+        sender.assign(Attempt(1), InstanceId(0), 1, Tick::ZERO);
+        let rows =
+            1 + UNREAD_BYTES_MAX / logprobs_bytes(row(0, 20).tokens[0].logprobs.as_ref().unwrap());
+        let rows = u32::try_from(rows).unwrap();
+        let mut batch = Batch::default();
+        for index in 0..rows - 1 {
+            let accept = sender.accept(row(index, 20), 1, Tick::ZERO);
+            if accept == Accept::Overflow {
+                // The text beside them counts too.
+                assert!(index > rows - rows / 10, "{index} of {rows}");
+                break;
+            }
+        }
+        receiver.next(&mut batch).await;
+        let next = sender.tokens();
+        let accept = sender.accept(row(next, 20), 1, Tick::ZERO);
+        assert!(matches!(accept, Accept::Taken { .. }), "{accept:?}");
+        for index in next + 1..next + 1 + rows {
+            if sender.accept(row(index, 20), 1, Tick::ZERO) == Accept::Overflow {
+                return;
+            }
+        }
+        panic!("the bound was never passed");
     }
 }

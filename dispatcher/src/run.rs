@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::{Generation, InstanceId};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::budget::Budget;
@@ -15,6 +15,7 @@ use crate::cli::Settings;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crash::CrashLog;
+use crate::descriptors::{self, Connections};
 use crate::driver::Driver;
 use crate::effect::{World, inputs};
 use crate::error::RunError;
@@ -39,6 +40,8 @@ use crate::view::View;
 
 /// After the driver's end, how long responses may take to be written out.
 const FLUSH: Duration = Duration::from_secs(5);
+/// Connections that the kernel may hold until they are accepted; it lowers this to its own bound.
+const BACKLOG: u32 = 4096;
 /// Signals that may wait to be acted on.
 const SIGNALS_MAX: usize = 8;
 /// Version and commit, for people.
@@ -82,7 +85,7 @@ async fn serve(
     let is_inherited = inherited.is_some();
     let http_listener = match inherited {
         Some(socket) => TcpListener::from_std(socket).map_err(SocketError::from)?,
-        None => listen(config.listen).await?,
+        None => listen(config.listen)?,
     };
     let address = http_listener
         .local_addr()
@@ -139,6 +142,18 @@ async fn serve(
     };
     let watch_task = tokio::spawn(watch.serve(memory::watch::System));
     let (gateway, commands) = Gateway::new(clock, view);
+    let usual = FrontConfig::default();
+    let connections = descriptors::make_room(
+        config.instances,
+        Connections {
+            max: usual.connections_max,
+            reserve: usual.connections_reserve,
+        },
+    )
+    .map_err(|cause| RunError::Machine {
+        what: "read the limit of open files",
+        cause,
+    })?;
     let last_call = is_inherited.then(|| {
         let (conductor, last_call) = handover::last_call();
         tokio::spawn(conductor.conduct(signal_receiver, inputs.clone(), gateway.clone()));
@@ -151,7 +166,9 @@ async fn serve(
             served_model: config.served_model_name.clone(),
             api_keys: config.api_keys.as_slice().to_vec(),
             stop_timeout: FLUSH,
-            ..FrontConfig::default()
+            connections_max: connections.max,
+            connections_reserve: connections.reserve,
+            ..usual
         },
     };
     let (stop_http, http_stopped) = oneshot::channel::<()>();
@@ -223,10 +240,18 @@ async fn serve(
     ended.map_err(RunError::NothingStarts)
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
-    TcpListener::bind(address)
-        .await
-        .map_err(|cause| RunError::Listen { address, cause })
+fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
+    let listen = || {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        // A successor must not wait for the kernel to forget old connections.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listen().map_err(|cause| RunError::Listen { address, cause })
 }
 
 fn run_directory(config: &Config, error: DirectoryError) -> RunError {

@@ -7,7 +7,7 @@ use super::{ConfigError, value::Parsed};
 use crate::cli::Settings;
 
 /// Every setting's key. A file with any other key is refused.
-pub(super) const KEYS: [&str; 28] = [
+pub(super) const KEYS: [&str; 30] = [
     "engine",
     "model",
     "models-dir",
@@ -26,7 +26,9 @@ pub(super) const KEYS: [&str; 28] = [
     "queue-bytes",
     "queue-tokens",
     "queue-timeout",
+    "priority-aging",
     "drain-timeout",
+    "replace-timeout",
     "max-crashes",
     "crash-window",
     "suspect-after",

@@ -25,8 +25,6 @@ use super::peer::{Expired, Patience, Peer, Watched};
 use crate::handover::LastCall;
 use crate::metrics::Metrics;
 
-/// Connections above the cap that still get answers about health and metrics.
-const RESERVE_CONNECTIONS: usize = 64;
 /// What a slow reader may keep in the kernel, in bytes.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// Head and unsent bytes that one connection may hold in hyper.
@@ -56,6 +54,8 @@ enum Phase {
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     pub(crate) connections_max: usize,
+    /// Connections above the cap that still get answers about health and metrics.
+    pub(crate) connections_reserve: usize,
     pub(crate) patience: Patience,
     /// From the stop to the moment when what still runs is cut off.
     pub(crate) stop_timeout: Duration,
@@ -81,7 +81,9 @@ pub(crate) async fn serve(
     last_call: Option<LastCall>,
     stop: impl Future<Output = ()>,
 ) {
-    let room = Arc::new(Semaphore::new(limits.connections_max + RESERVE_CONNECTIONS));
+    let room = Arc::new(Semaphore::new(
+        limits.connections_max + limits.connections_reserve,
+    ));
     let (phase, watched) = watch::channel(Phase::Open);
     let (unsettled, mut settling) = mpsc::channel::<std::convert::Infallible>(1);
     let mut connections = JoinSet::new();
@@ -136,7 +138,7 @@ pub(crate) async fn serve(
             }
         };
         pause = PAUSE_MIN;
-        let reserve = room.available_permits() < RESERVE_CONNECTIONS;
+        let reserve = room.available_permits() < limits.connections_reserve;
         let (router, metrics) = (router.clone(), metrics.clone());
         let end = End {
             phase: watched.clone(),
@@ -370,6 +372,7 @@ mod tests {
         };
         let limits = Limits {
             connections_max: 1,
+            connections_reserve: 1,
             patience: Patience {
                 head: Duration::from_secs(10),
                 idle: Duration::from_secs(75),

@@ -58,6 +58,7 @@ pub(crate) async fn submit(
             fresh_seed: app.draw(),
             priority_header: text(&head.headers, "x-priority"),
             timeout_header: text(&head.headers, "x-request-timeout"),
+            vocabulary: app.gateway.view().vocabulary,
         };
         validate::check(route, body, &context)?
     };

@@ -60,8 +60,10 @@ pub struct FrontConfig {
     pub bodies_bytes_max: usize,
     /// From a request's head to the last byte of its body.
     pub body_timeout: Duration,
-    /// Open connections; a few more are answered about health and metrics.
+    /// Open connections that are served in full.
     pub connections_max: usize,
+    /// Connections beyond those that are answered about health, status and metrics alone.
+    pub connections_reserve: usize,
     /// From a request's first byte (on a new connection: from its start) to the end of its head.
     pub header_timeout: Duration,
     /// Between two requests on one connection.
@@ -84,7 +86,8 @@ impl Default for FrontConfig {
             body_bytes_max: 8 << 20,
             bodies_bytes_max: 256 << 20,
             body_timeout: Duration::from_secs(30),
-            connections_max: 4096,
+            connections_max: 16_384,
+            connections_reserve: 64,
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
             stall_timeout: Duration::from_secs(30),
@@ -160,6 +163,7 @@ pub async fn serve(
 ) {
     let limits = accept::Limits {
         connections_max: front.config.connections_max,
+        connections_reserve: front.config.connections_reserve,
         patience: Patience {
             head: front.config.header_timeout,
             idle: front.config.idle_timeout,
@@ -231,8 +235,13 @@ async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) 
     };
     let route = crate::metrics::Route::of(request.uri().path());
     request.headers_mut().insert(REQUEST_ID, id.clone());
+    let clock = app.gateway.clock();
+    let received = clock.now();
     let mut response = next.run(request).await;
     app.metrics.responded(route, response.status().as_u16());
+    if response.status() == StatusCode::TOO_MANY_REQUESTS {
+        app.metrics.refused(clock.now().since(received));
+    }
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }

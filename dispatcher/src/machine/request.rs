@@ -6,12 +6,15 @@ use proto::{Attempt, InstanceId, RequestId};
 
 use super::action::Outcome;
 use super::event::{Arrival, Fingerprint, ModelHash};
-use super::measurement::RequestRecord;
+use super::measurement::{ExitCause, RequestRecord};
+use super::policy::Policy;
 use super::queue::Ticket;
 use super::tick::Tick;
 
 /// Tokens assumed of a request that named no bound.
 const OUTPUT_TOKENS_ASSUMED: u32 = 256;
+
+const TOKEN_ID_BYTES: u64 = 4;
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +40,8 @@ pub(super) struct Request {
     pub(super) ticket: Ticket,
     pub(super) fingerprint: Fingerprint,
     pub(super) affinity: Option<u64>,
+    /// Of text; 0 for ids.
+    pub(super) prompt_bytes: u64,
     pub(super) prompt_is_ids: bool,
     pub(super) prompt_tokens: Option<u32>,
     pub(super) max_tokens: Option<u32>,
@@ -58,6 +63,8 @@ pub(super) struct Request {
 
     pub(super) engine_deaths: u32,
     pub(super) external_deaths: u32,
+    /// Deaths whose cause is not known yet.
+    pub(super) unjudged: u32,
     pub(super) oom: bool,
     /// It may have batch-mates no more.
     pub(super) alone: bool,
@@ -79,6 +86,7 @@ impl Request {
             ticket,
             fingerprint: arrival.fingerprint,
             affinity: arrival.affinity,
+            prompt_bytes: arrival.prompt_bytes,
             prompt_is_ids: arrival.prompt_tokens.is_some(),
             prompt_tokens: arrival.prompt_tokens,
             max_tokens: arrival.max_tokens,
@@ -95,6 +103,7 @@ impl Request {
             first_token: None,
             engine_deaths: 0,
             external_deaths: 0,
+            unjudged: 0,
             oom: false,
             alone: false,
             measure_tries: 0,
@@ -105,6 +114,41 @@ impl Request {
     /// It had a slot at some time: the queue's time-out applies no more, and refusals become failures.
     pub(super) fn has_started(&self) -> bool {
         self.assigned.is_some()
+    }
+
+    /// How it waits: what its relay has accepted so far is kept for the resume, and counts.
+    pub(super) fn waiting_ticket(&self) -> Ticket {
+        let emitted = u64::from(self.tokens) * TOKEN_ID_BYTES;
+        Ticket {
+            bytes: self.ticket.bytes + emitted,
+            ..self.ticket
+        }
+    }
+
+    /// One more death of an engine is one too many.
+    pub(super) fn is_one_death_from_failing(&self, policy: &Policy) -> bool {
+        self.engine_deaths + self.unjudged + 1 >= policy.engine_deaths_max
+    }
+
+    /// Counts a worker's death that interrupted it, and says whether that was one too many.
+    pub(super) fn count_death(&mut self, cause: ExitCause, oom: bool, policy: &Policy) -> bool {
+        let suspected = self.external_deaths >= policy.suspect_after;
+        match cause {
+            ExitCause::Planned => {}
+            ExitCause::External => {
+                self.external_deaths += 1;
+                // One more from outside, with nobody else to blame, is too many to be chance.
+                self.engine_deaths += u32::from(suspected);
+            }
+            ExitCause::Engine | ExitCause::Permanent => {
+                self.engine_deaths += 1;
+                self.oom = oom;
+            }
+        }
+        self.alone = self.engine_deaths > 0
+            || self.unjudged > 0
+            || self.external_deaths >= policy.suspect_after;
+        self.engine_deaths >= policy.engine_deaths_max
     }
 
     /// Whether its prompt's length is known in the tokens of `model`.

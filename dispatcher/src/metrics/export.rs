@@ -43,6 +43,11 @@ const GAP_US: &[u64] = &[
     500, 1_000, 2_500, 5_000, 7_500, 10_000, 15_000, 25_000, 50_000, 75_000, 100_000, 150_000,
     200_000, 300_000, 400_000, 500_000, 750_000, 1_000_000, 2_500_000, 5_000_000, 10_000_000,
 ];
+/// Refusals, in microseconds: finer about the 5 ms that are promised.
+const REFUSAL_US: &[u64] = &[
+    50, 100, 250, 500, 1_000, 2_000, 3_000, 4_000, 5_000, 7_500, 10_000, 15_000, 25_000, 50_000,
+    100_000, 250_000, 1_000_000, 10_000_000,
+];
 /// Whole requests and their parts, in microseconds.
 const REQUEST_US: &[u64] = &[
     1_000,
@@ -183,6 +188,7 @@ pub(super) struct Inner {
     pub(super) quarantined: AtomicU64,
     pub(super) connections: AtomicU64,
     pub(super) accept_failures: AtomicU64,
+    pub(super) refusal: Histogram,
     /// Once a response, so that a lock does no harm.
     pub(super) responses: Mutex<BTreeMap<(Route, u16), u64>>,
 }
@@ -227,6 +233,7 @@ impl Metrics {
             quarantined: AtomicU64::new(0),
             connections: AtomicU64::new(0),
             accept_failures: AtomicU64::new(0),
+            refusal: Histogram::of_durations(REFUSAL_US),
             responses: Mutex::new(BTreeMap::new()),
         }))
     }
@@ -355,6 +362,11 @@ impl Metrics {
 
     pub(crate) fn accept_failed(&self) {
         self.0.accept_failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A request was answered 429 so long after its head was read.
+    pub(crate) fn refused(&self, after: Duration) {
+        self.0.refusal.observe_duration(after);
     }
 
     pub(crate) fn responded(&self, route: Route, status: u16) {

@@ -132,6 +132,8 @@ names! {
 
     HTTP_RESPONSES "dispatcher_http_responses_total" Counter ["route", "status"]
         "Responses begun."
+    REFUSAL_TIME "dispatcher_refusal_seconds" Histogram []
+        "From the end of a request's head to its refusal by 429."
     HTTP_CONNECTIONS "dispatcher_http_connections" Gauge []
         "Open connections."
     ACCEPT_FAILURES "dispatcher_accept_failures_total" Counter []

@@ -181,6 +181,9 @@ impl Collector for Scrape {
                 samples.counter(&[("route", route.0), ("status", &status)], count)
             })
         })?;
+        metric(to, &names::REFUSAL_TIME, |samples| {
+            samples.histogram(&[], &inner.refusal)
+        })?;
         metric(to, &names::HTTP_CONNECTIONS, |samples| {
             samples.gauge(&[], load(&inner.connections) as f64)
         })?;

@@ -75,6 +75,8 @@ pub(crate) struct Faults {
     pub(crate) row_failure: u64,
     /// Of frames: a copy of an old one arrives again.
     pub(crate) echo: u64,
+    /// Of events: the driver takes the next one before it acts.
+    pub(crate) long_turns: u64,
     /// Of requests: the client leaves; does not read; sets a deadline; sends a prompt that kills engines.
     pub(crate) cancel: u64,
     pub(crate) slow_reader: u64,
@@ -119,6 +121,7 @@ impl Faults {
             not_taken: maybe(100, 3000),
             row_failure: maybe(50, 500),
             echo: maybe(50, 500),
+            long_turns: maybe(500, 8000),
             cancel: maybe(500, 6000),
             slow_reader: maybe(200, 2000),
             deadline: maybe(500, 3000),

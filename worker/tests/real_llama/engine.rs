@@ -2,15 +2,14 @@
 
 use proto::TokenId;
 use proto::generate::{FinishReason, Sampling};
-use worker::engine::llama::open;
 use worker::engine::{
     Engine, EngineError, Pulse, Rejected, Slot, SlotEnd, StepReport, Task, TextModel,
 };
 
 use crate::plain::Plain;
-use crate::stream::{Driver, chat, engine, greedy, long_prompt, options, prompts};
+use crate::stream::{Driver, chat, engine, greedy, long_prompt, prompts};
 
-const MOST: usize = 48;
+const MOST: usize = 40;
 
 #[test]
 fn real_model_greedy_text_is_that_of_a_plain_loop() {
@@ -25,7 +24,7 @@ fn real_model_greedy_text_is_that_of_a_plain_loop() {
     }
     eprintln!("near ties: {ties} of 12");
     assert!(
-        ties <= 4,
+        ties <= 2,
         "{ties} of 12 are near ties: more than rounding explains"
     );
 }
@@ -71,7 +70,7 @@ fn real_model_a_row_in_a_changing_batch_says_what_it_says_alone() {
     assert_eq!(compared, 24);
     assert!(largest >= 5, "the batch never filled: {largest}");
     assert!(
-        ties <= 8,
+        ties <= 2,
         "{ties} of 24 are near ties: more than rounding explains"
     );
 }
@@ -195,31 +194,44 @@ fn real_model_a_full_context_ends_that_row_with_length() {
 }
 
 #[test]
-fn real_model_a_full_cache_ends_the_longest_row_and_the_others_go_on() {
-    // Room for 256 tokens in all, promised to four slots of 200 each.
-    let (engine, text, _) =
-        open(&options(4, 200), Some(256), Box::new(|_| {})).expect("the model loads");
+fn real_model_filled_gaps_change_nothing_for_anybody() {
+    let (engine, text) = engine(8, 256);
+    let mut plain = Plain::new(&text);
     let mut driver = Driver::new(engine);
-    let task = Task {
-        ignore_eos: true,
+    let cached = Task {
         cache_prompt: true,
         ..greedy()
     };
-    // An idle cache goes first.
-    driver.admit(3, &long_prompt(&text, 100), &task);
-    driver.finish(3, 1);
-    driver.admit(0, &long_prompt(&text, 120), &task);
-    driver.admit(1, &chat(&text, "Hi"), &task);
-    driver.admit(2, &chat(&text, "Write a haiku about the sea."), &task);
-    let longest = driver.finish(0, usize::MAX);
-    assert_eq!(longest.end, Some(SlotEnd::Finished(FinishReason::Length)));
-    assert!(!longest.tokens.is_empty());
-    for slot in [1, 2] {
-        assert_eq!(driver.outputs[slot as usize].end, None);
-        let before = driver.outputs[slot as usize].tokens.len();
-        let after = driver.finish(slot, before + 8).tokens.len();
-        assert!(after > before);
+    // A cache that is kept in a gap, an empty slot, and a full one.
+    let kept = chat(&text, "What is the capital of France?");
+    driver.admit(1, &kept, &cached);
+    driver.finish(1, 4);
+    driver.admit(2, &long_prompt(&text, 255), &cached);
+    assert_eq!(driver.finish(2, 9).tokens.len(), 1, "the context is full");
+    driver.engine.fill_gaps_up_to(8);
+    let streams = [
+        (0_u32, "Hi"),
+        (3, "Name three colours."),
+        (7, "Count to five."),
+    ];
+    let most = 24;
+    for (slot, words) in streams {
+        driver.admit(slot, &chat(&text, words), &greedy());
     }
+    for (slot, words) in streams {
+        let prompt = chat(&text, words);
+        let got = driver.finish(slot, most).tokens;
+        let expected = plain.greedy(&prompt, got.len());
+        plain.same_or_near_tie(words, &prompt, &expected, &got);
+    }
+    assert_eq!(
+        driver.admit(1, &kept, &cached) as usize,
+        kept.len() - 1,
+        "the kept cache is whole"
+    );
+    let got = driver.finish(1, 16).tokens;
+    let expected = plain.greedy(&kept, 16);
+    plain.same_or_near_tie("from the kept cache", &kept, &expected, &got);
 }
 
 #[test]
@@ -330,7 +342,7 @@ fn real_model_a_seeded_stream_resumed_elsewhere_goes_on_as_the_same_stream() {
     }
     eprintln!("near draws: {ties} of 18");
     assert!(
-        ties <= 6,
+        ties <= 2,
         "{ties} of 18 parted: more than rounding explains"
     );
 }
@@ -421,13 +433,13 @@ fn real_model_logprobs_are_those_of_the_plain_logits() {
 fn real_model_warm_up_beats_and_leaves_nothing_behind() {
     let (mut engine, text) = engine(6, 512);
     let pulse = Pulse::default();
-    let before = engine.prefill_chunk();
     engine.warm(&pulse).expect("warm");
     // 1, 2, 4 and 6 rows, and at least one prefill.
     assert!(pulse.read() >= 5, "{} beats", pulse.read());
     assert!(
-        engine.prefill_chunk() >= before,
-        "this machine prefills 16 tokens in 250 ms"
+        (8..64).contains(&engine.prefill_chunk()),
+        "{}",
+        engine.prefill_chunk()
     );
     let mut plain = Plain::new(&text);
     let mut driver = Driver::new(engine);

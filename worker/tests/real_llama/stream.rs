@@ -43,7 +43,7 @@ pub(crate) fn options(slots: u32, context_tokens: u32) -> LoadOptions {
 }
 
 pub(crate) fn engine(slots: u32, context_tokens: u32) -> (LlamaEngine, Arc<LlamaText>) {
-    let loaded = open(&options(slots, context_tokens), None, Box::new(|_| {}));
+    let loaded = open(&options(slots, context_tokens), Box::new(|_| {}));
     let (engine, text, _) = loaded.expect("the model loads");
     (engine, text)
 }

@@ -18,10 +18,14 @@ use crate::engine::{Limits, LoadError, LoadOptions, Loaded, Progress, TextModel}
 /// llama.cpp's own bound on sequences.
 const SLOTS_MAX: u32 = 256;
 const THREADS_MAX: u32 = 1024;
-/// Tokens of one step on a CPU: more than a CPU prefills in the time a chunk may take.
-const STEP_TOKENS_CPU: u32 = 256;
+/// Tokens of one step on a CPU. From 64 rows on ggml's attention is another kernel there, whose
+/// logits for the same row differ by 0.6 and more (p99.9, Q4_1): below, a row's arithmetic does not
+/// depend on how many others are in the step. Few CPUs prefill more in the time a chunk may take.
+const STEP_TOKENS_CPU: u32 = 63;
 /// Tokens of one step on a GPU.
 const STEP_TOKENS_GPU: u32 = 1024;
+/// A slot's cache is a multiple of so many tokens.
+const CELLS_MULTIPLE: u32 = 256;
 /// More layers than any model has: all of them.
 const ALL_LAYERS: u32 = 100_000;
 
@@ -30,7 +34,7 @@ const ALL_LAYERS: u32 = 100_000;
 /// # Errors
 /// `Permanent` for the file and the options, `Transient` where memory was short.
 pub fn load(options: &LoadOptions, progress: Progress) -> Result<Loaded, LoadError> {
-    let (engine, text, identity) = open(options, None, progress)?;
+    let (engine, text, identity) = open(options, progress)?;
     Ok(Loaded {
         engine: Box::new(engine),
         text,
@@ -38,14 +42,12 @@ pub fn load(options: &LoadOptions, progress: Progress) -> Result<Loaded, LoadErr
     })
 }
 
-/// As [`load`], with the types unhidden, and a bound on the tokens that all slots' caches hold
-/// together (`None`: as many as all contexts full).
+/// As [`load`], with the types unhidden.
 ///
 /// # Errors
 /// Those of [`load`].
 pub fn open(
     options: &LoadOptions,
-    kv_tokens: Option<u32>,
     progress: Progress,
 ) -> Result<(LlamaEngine, Arc<LlamaText>, ModelIdentity), LoadError> {
     if !(1..=SLOTS_MAX).contains(&options.slots) {
@@ -74,16 +76,17 @@ pub fn open(
         0 => trained,
         asked => asked,
     };
-    let cells = match kv_tokens {
-        Some(bound) => bound,
-        None => options.slots.checked_mul(context_tokens).ok_or_else(|| {
+    // llama.cpp rounds each slot's share up by itself, but only after dividing the whole.
+    let cells = context_tokens
+        .checked_next_multiple_of(CELLS_MULTIPLE)
+        .and_then(|each| each.checked_mul(options.slots))
+        .and_then(NonZeroU32::new)
+        .ok_or_else(|| {
+            let slots = options.slots;
             permanent(format!(
-                "{} slots of {context_tokens} tokens are too many",
-                options.slots
+                "{slots} slots of {context_tokens} tokens are too many"
             ))
-        })?,
-    };
-    let cells = NonZeroU32::new(cells).ok_or_else(|| permanent("the context is empty".into()))?;
+        })?;
 
     log::install();
     let _ = log::take();
@@ -95,10 +98,7 @@ pub fn open(
         return Err(permanent(format!("{path} has no vocabulary")));
     }
 
-    let step_tokens = place
-        .step_tokens
-        .max(options.slots)
-        .min(cells.get().max(options.slots));
+    let step_tokens = place.step_tokens.max(options.slots);
     let threads = i32::try_from(options.threads).unwrap_or(1);
     let params = LlamaContextParams::default()
         .with_n_ctx(Some(cells))
@@ -107,9 +107,11 @@ pub fn open(
         .with_n_seq_max(options.slots)
         .with_n_threads(threads)
         .with_n_threads_batch(threads)
-        // One cache for all slots: with one a slot llama.cpp cuts a step wherever the numbers of the
-        // live slots have a gap or the rows' lengths differ, and reads the weights for each part.
-        .with_kv_unified(true);
+        // A cache for each slot. In a shared one the order of a row's cells depends on who came and
+        // went, and ggml's CPU attention adds in that order, in 16 bits: the same row gives other
+        // logits in company than alone. The price is that llama.cpp makes a pass of its own wherever
+        // the numbers of the rows' slots have a gap; `plan::fill` closes the gaps that pay.
+        .with_kv_unified(false);
     // Making two contexts of one model at a time is a data race in llama.cpp.
     static MAKING: Mutex<()> = Mutex::new(());
     let guard = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -130,7 +132,7 @@ pub fn open(
     }
     let limits = Limits {
         slots: options.slots,
-        context_tokens: context_tokens.min(context.n_ctx()),
+        context_tokens,
         vocabulary: text.vocabulary(),
         weight_bytes_per_step: header.weight_bytes_per_step(),
         kv_bytes_per_token: header.kv_bytes_per_token(),
@@ -141,9 +143,12 @@ pub fn open(
         name,
         hash: header.hash,
     };
+    // An architecture with a running state can't take a filler row back.
+    let can_fill = !model.is_recurrent() && !model.is_hybrid();
     let shape = Shape {
         step_tokens: step_tokens as usize,
         sampling_lanes: place.sampling_lanes,
+        can_fill,
     };
     Ok((
         LlamaEngine::new(context, Arc::clone(&text), limits, shape),

@@ -1,8 +1,8 @@
 //! The llama.cpp engine: every live sequence in one `llama_decode` a step.
 //!
 //! The library ends the process on a batch that it does not accept; `plan::check` stands before it.
-//! What `llama_decode` answers decides who dies: no room in the cache ends one row, everything else
-//! the process.
+//! Each slot has a cache of its own, as long as its context, so that a full context is seen before
+//! the library is asked; whatever a step then answers but success ends the process.
 
 mod chunk;
 mod gguf;
@@ -16,7 +16,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::token::LlamaToken;
@@ -50,6 +49,8 @@ struct Shape {
     step_tokens: usize,
     /// Threads that sample rows side by side.
     sampling_lanes: usize,
+    /// A slot can forget its last token.
+    can_fill: bool,
 }
 
 /// One context of one model, with a seat for each slot.
@@ -62,6 +63,8 @@ pub struct LlamaEngine {
     seats: Vec<Seat>,
     chunk: Chunk,
     turn: Turn,
+    /// Gaps between the rows' slots are filled up to this length.
+    fill_longest: usize,
     /// Counts admissions: who came first, and which kept cache is the oldest.
     admissions: u64,
 }
@@ -91,6 +94,7 @@ impl LlamaEngine {
             seats,
             chunk: Chunk::new(shape.step_tokens),
             turn: Turn::default(),
+            fill_longest: 0,
             admissions: 0,
         }
     }
@@ -99,6 +103,12 @@ impl LlamaEngine {
     #[must_use]
     pub fn prefill_chunk(&self) -> usize {
         self.chunk.tokens()
+    }
+
+    /// Sets up to which length gaps between the rows' slots are filled with rows that are thrown
+    /// away. Warm-up finds what pays; this is for tests.
+    pub fn fill_gaps_up_to(&mut self, slots: usize) {
+        self.fill_longest = if self.shape.can_fill { slots } else { 0 };
     }
 
     fn context_tokens(&self) -> usize {
@@ -163,8 +173,8 @@ impl LlamaEngine {
             .or_else(|words| request(words.to_owned()))
     }
 
-    /// One pass over `rows`; false where the cache has no room for them, and nothing has happened.
-    fn decode(&mut self, rows: &[Row]) -> Result<bool, EngineError> {
+    /// Computes `rows`, which are in the order of their slots.
+    fn decode(&mut self, rows: &[Row]) -> Result<(), EngineError> {
         plan::check(
             rows,
             self.seats.len(),
@@ -175,11 +185,17 @@ impl LlamaEngine {
         self.batch.clear();
         for row in rows {
             let sequence = i32::try_from(row.slot).map_err(|e| poisoned(e.to_string()))?;
-            let tokens = self
+            let known = self
                 .seats
                 .get(row.slot)
-                .and_then(|seat| seat.tokens.get(row.position..row.position + row.count))
-                .ok_or_else(|| poisoned("a row without tokens".to_owned()))?;
+                .map_or(&[][..], |seat| &seat.tokens);
+            let tokens = if row.filler {
+                &[0]
+            } else {
+                known
+                    .get(row.position..row.position + row.count)
+                    .ok_or_else(|| poisoned("a row without tokens".to_owned()))?
+            };
             for (offset, &token) in tokens.iter().enumerate() {
                 let last = row.completes && offset + 1 == row.count;
                 let position =
@@ -190,47 +206,18 @@ impl LlamaEngine {
                     .map_err(|e| poisoned(e.to_string()))?;
             }
         }
-        match self.context.decode(&mut self.batch) {
-            Ok(()) => {
-                // A GPU works on after the call; the time of a step is until it is done.
-                self.context.synchronize();
-                Ok(true)
+        self.context
+            .decode(&mut self.batch)
+            .map_err(|e| poisoned(format!("a step failed: {e}")))?;
+        // A GPU works on after the call; the time of a step is until it is done.
+        self.context.synchronize();
+        for row in rows.iter().filter(|r| r.filler) {
+            let kept = self.forget_behind(row.slot, row.position)?;
+            if kept != row.position {
+                return Err(poisoned("a filler row can't be taken back".to_owned()));
             }
-            Err(DecodeError::NoKvCacheSlot) => Ok(false),
-            Err(other) => Err(poisoned(format!("a step failed: {other}"))),
         }
-    }
-
-    /// Makes room in a full cache: the oldest cache that nobody uses goes; where there is none, the
-    /// longest row ends. An emission tells of it.
-    fn make_room(&mut self, out: &mut Vec<Emission>) -> Result<(), EngineError> {
-        let seats = || {
-            self.seats
-                .iter()
-                .enumerate()
-                .filter(|(_, s)| s.computed > 0)
-        };
-        let idle = seats()
-            .filter(|(_, s)| s.live.is_none())
-            .min_by_key(|(_, s)| s.used);
-        if let Some((slot, _)) = idle {
-            return self.forget(slot);
-        }
-        let longest = seats()
-            .max_by_key(|(_, s)| s.computed)
-            .map(|(slot, _)| slot);
-        let slot =
-            longest.ok_or_else(|| poisoned("an empty cache has no room for a step".to_owned()))?;
-        if let Some(live) = self.seats.get_mut(slot).and_then(|s| s.live.take()) {
-            // Nothing of a prompt that never got through would be told as a short answer.
-            let end = if live.decoding {
-                SlotEnd::Finished(FinishReason::Length)
-            } else {
-                SlotEnd::Failed(Rejected::Row("the KV cache is full".to_owned()))
-            };
-            out.push(emission(slot, end)?);
-        }
-        self.forget(slot)
+        Ok(())
     }
 
     /// Chooses the next token of each row that is complete, and sends it or the row's end.
@@ -342,7 +329,7 @@ impl LlamaEngine {
     fn rehearse(&mut self, slots: usize, tokens: usize) -> Result<Duration, EngineError> {
         let tokens = tokens.min(self.context_tokens());
         for seat in self.seats.iter_mut().take(slots) {
-            // Which tokens does not matter, that they differ does: equal rows would share cache lines.
+            // Which tokens does not matter, but for a router of experts that they differ.
             seat.tokens = (0..self.limits.vocabulary)
                 .cycle()
                 .skip(1)
@@ -356,20 +343,34 @@ impl LlamaEngine {
                 count: tokens,
                 completes: true,
                 decoding: false,
+                filler: false,
             })
             .collect();
         let begun = Instant::now();
-        let fits = self.decode(&rows)?;
+        self.decode(&rows)?;
         let took = begun.elapsed();
         self.context.clear_kv_cache();
         for seat in &mut self.seats {
             seat.tokens.clear();
         }
-        if fits {
-            Ok(took)
-        } else {
-            Err(poisoned("the cache is too small for a step".to_owned()))
+        Ok(took)
+    }
+
+    /// Finds how long a gap pays to be filled: a filler costs what one more row in a pass costs,
+    /// and spares what a pass costs whatever is in it.
+    fn weigh_fillers(&mut self, pulse: &Pulse) -> Result<(), EngineError> {
+        let (mut one, mut two) = (Duration::MAX, Duration::MAX);
+        for _ in 0..3 {
+            one = one.min(self.rehearse(1, 1)?);
+            two = two.min(self.rehearse(2, 1)?);
+            pulse.beat();
         }
+        let row = two.saturating_sub(one).as_secs_f64();
+        let pass = (one.as_secs_f64() - row).max(0.0);
+        let most = self.seats.len();
+        let pays = (1..=most).take_while(|&n| n as f64 * row < pass).count();
+        self.fill_gaps_up_to(pays);
+        Ok(())
     }
 }
 
@@ -391,6 +392,9 @@ impl Engine for LlamaEngine {
             }
             self.rehearse(rows, 1)?;
             pulse.beat();
+        }
+        if slots > 1 {
+            self.weigh_fillers(pulse)?;
         }
         // Prefill from the smallest chunk to that of the target, which also finds its size.
         loop {
@@ -428,7 +432,6 @@ impl Engine for LlamaEngine {
             seat.tokens.clear();
             seat.tokens.extend_from_slice(prompt);
             seat.computed = kept;
-            seat.used = order;
             let original = prompt.len() - task.first_index as usize;
             let (asked, emitted) = prompt.split_at(original);
             seat.live = Some(Live {
@@ -444,46 +447,50 @@ impl Engine for LlamaEngine {
     }
 
     fn step(&mut self, pulse: &Pulse, out: &mut Vec<Emission>) -> Result<StepReport, EngineError> {
-        loop {
-            let wants: Vec<_> = self
-                .seats
-                .iter()
-                .enumerate()
-                .filter_map(|(slot, seat)| seat.want(slot, ALONE_CHUNK))
-                .collect();
-            let rows = self
-                .turn
-                .plan(&wants, self.chunk.tokens(), self.shape.step_tokens);
-            if rows.is_empty() {
-                return Ok(StepReport::default());
-            }
-            let begun = Instant::now();
-            let fits = self.decode(&rows)?;
-            pulse.beat();
-            if !fits {
-                self.make_room(out)?;
-                continue;
-            }
-            let took = begun.elapsed();
-            let decoded = rows.iter().filter(|r| r.decoding).count();
-            let prefilled = rows.iter().filter(|r| !r.decoding).map(|r| r.count).sum();
-            if !wants
-                .iter()
-                .any(|w| w.alone.is_some() && rows.iter().any(|r| r.slot == w.slot))
-            {
-                self.chunk.observe(prefilled, took);
-            }
-            for row in &rows {
-                if let Some(seat) = self.seats.get_mut(row.slot) {
-                    seat.computed = row.position + row.count;
-                }
-            }
-            self.choose(&rows, out)?;
-            return Ok(StepReport {
-                batch: narrow(decoded)?,
-                prefill_tokens: narrow(prefilled)?,
-            });
+        let wants: Vec<_> = self
+            .seats
+            .iter()
+            .enumerate()
+            .filter_map(|(slot, seat)| seat.want(slot, ALONE_CHUNK))
+            .collect();
+        let room = self.shape.step_tokens;
+        let mut rows = self.turn.plan(&wants, self.chunk.tokens(), room);
+        if rows.is_empty() {
+            return Ok(StepReport::default());
         }
+        let context = self.context_tokens();
+        plan::fill(&mut rows, self.fill_longest, room, |slot| {
+            self.seats
+                .get(slot)
+                .map(|seat| seat.computed)
+                .filter(|&computed| computed < context)
+        });
+        let begun = Instant::now();
+        self.decode(&rows)?;
+        let took = begun.elapsed();
+        pulse.beat();
+        let decoded = rows.iter().filter(|r| r.decoding).count();
+        let prefilled = rows
+            .iter()
+            .filter(|r| !r.decoding && !r.filler)
+            .map(|r| r.count)
+            .sum();
+        if !wants
+            .iter()
+            .any(|w| w.alone.is_some() && rows.iter().any(|r| r.slot == w.slot))
+        {
+            self.chunk.observe(prefilled, took);
+        }
+        for row in rows.iter().filter(|r| !r.filler) {
+            if let Some(seat) = self.seats.get_mut(row.slot) {
+                seat.computed = row.position + row.count;
+            }
+        }
+        self.choose(&rows, out)?;
+        Ok(StepReport {
+            batch: narrow(decoded)?,
+            prefill_tokens: narrow(prefilled)?,
+        })
     }
 
     fn release(&mut self, slot: Slot) {
@@ -493,13 +500,17 @@ impl Engine for LlamaEngine {
     }
 
     fn best_slot(&self, prompt: &[TokenId], free: &[Slot]) -> Option<Slot> {
-        // The longest prefix; of equals the one whose cache was not used for the longest time.
+        // What is spared, less a part of what is thrown away: a long conversation's cache is not
+        // given up for a few words that every prompt begins with. Of equals the lowest slot, so that
+        // the live ones lie close together.
         free.iter().copied().max_by_key(|slot| {
-            self.seats
-                .get(slot.0 as usize)
-                .map_or((0, std::cmp::Reverse(u64::MAX)), |seat| {
-                    (seat.shared_with(prompt), std::cmp::Reverse(seat.used))
-                })
+            let score = self.seats.get(slot.0 as usize).map_or(i64::MIN, |seat| {
+                let shared = seat.shared_with(prompt);
+                let lost = seat.computed - shared;
+                i64::try_from(shared * 4).unwrap_or(i64::MAX)
+                    - i64::try_from(lost).unwrap_or(i64::MAX)
+            });
+            (score, std::cmp::Reverse(*slot))
         })
     }
 }

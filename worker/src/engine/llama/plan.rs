@@ -25,6 +25,8 @@ pub(super) struct Row {
     /// All that is known is then computed: the next token can be chosen.
     pub(super) completes: bool,
     pub(super) decoding: bool,
+    /// Stands in for a slot that has nothing to do; what it computes is thrown away.
+    pub(super) filler: bool,
 }
 
 /// Remembers whose turn it was, so that rows that step alone and the others alternate.
@@ -91,7 +93,42 @@ fn row(want: &Want, count: usize) -> Row {
         count,
         completes: count == want.pending,
         decoding: want.decoding,
+        filler: false,
     }
+}
+
+/// Puts the rows in the order of their slots, and a filler row in each slot of a gap of at most
+/// `longest` slots between two of them. llama.cpp makes a pass of its own after each gap.
+/// `position` is where a slot's next token would go; `None`: it has no room for one.
+pub(super) fn fill(
+    rows: &mut Vec<Row>,
+    longest: usize,
+    room: usize,
+    position: impl Fn(usize) -> Option<usize>,
+) {
+    rows.sort_unstable_by_key(|r| r.slot);
+    let mut total: usize = rows.iter().map(|r| r.count).sum();
+    let mut fillers = Vec::new();
+    for pair in rows.windows(2) {
+        let gap = pair[0].slot + 1..pair[1].slot;
+        if gap.is_empty() || gap.len() > longest || total + gap.len() > room {
+            continue;
+        }
+        let positions: Option<Vec<usize>> = gap.clone().map(&position).collect();
+        for (slot, position) in gap.zip(positions.unwrap_or_default()) {
+            total += 1;
+            fillers.push(Row {
+                slot,
+                position,
+                count: 1,
+                completes: false,
+                decoding: false,
+                filler: true,
+            });
+        }
+    }
+    rows.extend(fillers);
+    rows.sort_unstable_by_key(|r| r.slot);
 }
 
 /// Whether llama.cpp can be given these rows. It ends the process on what it does not accept, so
@@ -126,7 +163,7 @@ pub(super) fn check(
 
 #[cfg(test)]
 mod tests {
-    use super::{Row, Turn, Want, check};
+    use super::{Row, Turn, Want, check, fill};
     use proptest::prelude::*;
 
     fn decoding(slot: usize) -> Want {
@@ -200,6 +237,25 @@ mod tests {
     }
 
     #[test]
+    fn gaps_that_pay_are_filled_and_others_are_not() {
+        let filled = |longest, room, full: Option<usize>| {
+            let wants = [decoding(7), decoding(0), decoding(2), decoding(3)];
+            let mut rows = Turn::default().plan(&wants, 16, 64);
+            fill(&mut rows, longest, room, |slot| {
+                (Some(slot) != full).then_some(slot * 10)
+            });
+            assert_eq!(check(&rows, 8, 64, 512), Ok(()));
+            let fillers = rows.iter().filter(|r| r.filler);
+            fillers.map(|r| (r.slot, r.position)).collect::<Vec<_>>()
+        };
+        assert_eq!(filled(0, 64, None), []);
+        assert_eq!(filled(1, 64, None), [(1, 10)]);
+        assert_eq!(filled(3, 64, None), [(1, 10), (4, 40), (5, 50), (6, 60)]);
+        assert_eq!(filled(3, 6, None), [(1, 10)], "no room in the batch");
+        assert_eq!(filled(3, 64, Some(5)), [(1, 10)], "no room in a slot");
+    }
+
+    #[test]
     fn a_bad_batch_is_refused() {
         let good = Row {
             slot: 0,
@@ -207,6 +263,7 @@ mod tests {
             count: 4,
             completes: true,
             decoding: false,
+            filler: false,
         };
         assert_eq!(check(&[good], 1, 4, 4), Ok(()));
         for bad in [

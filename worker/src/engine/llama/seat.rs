@@ -14,8 +14,6 @@ pub(super) struct Seat {
     /// How many of them are in the KV cache.
     pub(super) computed: usize,
     pub(super) live: Option<Live>,
-    /// The number of the last admission; 0: never.
-    pub(super) used: u64,
 }
 
 /// A sequence that goes on.
