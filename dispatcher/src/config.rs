@@ -36,7 +36,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const RUN_DIR_BYTES_MAX: usize = 80;
 
 /// What is fixed at the start: sockets, files, the front's and the queue's bounds, the number of places.
-const FIXED: [&str; 11] = [
+const FIXED: [&str; 12] = [
     "served-model-name",
     "instances",
     "memory-limit",
@@ -45,6 +45,7 @@ const FIXED: [&str; 11] = [
     "queue",
     "queue-bytes",
     "queue-tokens",
+    "priority-aging",
     "run-dir",
     "api-key-file",
     "log-format",

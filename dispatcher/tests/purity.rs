@@ -1,7 +1,5 @@
 //! Source guard: nothing under `machine/` names a runtime, a clock, a file, a socket or chance.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test may panic")]
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
