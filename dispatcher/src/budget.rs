@@ -71,6 +71,13 @@ impl Budget {
         }
     }
 
+    /// Other workers are started from now on: what the old ones took says nothing of them.
+    pub(crate) fn replan(&mut self, plan: Option<&Plan>) {
+        self.predicted = plan.map(Plan::footprint);
+        self.compared = false;
+        self.needed.fill(None);
+    }
+
     /// Books a look of the watch. `places` tells which workers serve: only their footprints are whole.
     pub(crate) fn measured(&mut self, report: Report, places: &mut [Place]) {
         for worker in &report.workers {

@@ -11,7 +11,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
         in capitals with _ for -; DISPATCHER_CTX_SIZE=2048) or in the file of --config (TOML, the flag's name as \
         the key; ctx-size = 2048). A flag wins over the environment, the environment over the file, the file over \
         the default. `dispatcher config show` prints what holds and where it came from.\n\n\
-        Exit codes: 0 asked to end, and did; 70 a fault of dispatcher; 71 the machine refused something; \
+        Exit codes: 0 asked to end, and did; 69 no dispatcher runs there; 70 a fault of dispatcher; 71 the machine refused something; \
         78 what was asked for cannot work, and trying again will not help.",
     disable_help_subcommand = true
 )]
@@ -31,6 +31,8 @@ pub enum Verb {
         #[command(subcommand)]
         verb: ConfigVerb,
     },
+    /// Tell the running dispatcher (of `--port` or `--run-dir`) to read its configuration again and to replace its workers.
+    Reload,
     /// Print the version.
     Version,
 }

@@ -35,6 +35,22 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// A run directory's path in bytes: a socket's whole path may have 104 on macOS, its name needs the rest.
 const RUN_DIR_BYTES_MAX: usize = 80;
 
+/// What is fixed at the start: sockets, files, the front's and the queue's bounds, the number of places.
+const FIXED: [&str; 12] = [
+    "served-model-name",
+    "instances",
+    "memory-limit",
+    "host",
+    "port",
+    "queue",
+    "queue-bytes",
+    "queue-tokens",
+    "priority-aging",
+    "run-dir",
+    "api-key-file",
+    "log-format",
+];
+
 /// Why nothing can be started. All of these are permanent: trying again will not help.
 #[derive(Debug, Error)]
 pub enum ConfigError {
@@ -288,6 +304,69 @@ impl Config {
         };
         config.notes = config.remarks(around.cores, demand.offloaded);
         Ok(config)
+    }
+
+    /// The run directory that `settings` mean; nothing else is asked for.
+    ///
+    /// # Errors
+    /// As [`Config::resolve`], for the settings that decide it.
+    pub fn run_directory(
+        settings: &Settings,
+        around: &Surroundings,
+    ) -> Result<PathBuf, ConfigError> {
+        let mut resolver = Resolver {
+            layers: Layers {
+                typed: settings,
+                environment: &around.environment,
+                file: config_file(settings, around)?,
+            },
+            effective: Vec::new(),
+        };
+        let port = resolver.count("port", 8080, 0, 65_535)?;
+        run_dir(
+            &mut resolver,
+            around,
+            u16::try_from(port).unwrap_or_default(),
+        )
+    }
+
+    /// What `settings` mean now to a dispatcher that was started with `self`, whose number of
+    /// instances stays: all that depends on it is worked out for that.
+    ///
+    /// # Errors
+    /// As [`Config::resolve`].
+    pub fn again(&self, settings: &Settings, around: &Surroundings) -> Result<Self, ConfigError> {
+        let mut config = Self::resolve(settings, around)?;
+        if config.instances != self.instances {
+            let asked = config.instances.to_string();
+            let kept = Settings {
+                instances: Some(self.instances.to_string()),
+                ..settings.clone()
+            };
+            config = Self::resolve(&kept, around)?;
+            let shown = config.effective.iter_mut();
+            for one in shown.filter(|one| one.key == "instances") {
+                one.value.clone_from(&asked);
+            }
+        }
+        Ok(config)
+    }
+
+    /// Settings of `self` that a dispatcher started with `started` cannot take over while it runs.
+    #[must_use]
+    pub fn needs_restart(&self, started: &Self) -> Vec<&'static str> {
+        let value = |config: &Self, key: &str| {
+            let mut all = config.effective.iter();
+            all.find(|one| one.key == key).map(|one| one.value.clone())
+        };
+        let mut changed: Vec<_> = FIXED
+            .into_iter()
+            .filter(|key| value(self, key) != value(started, key))
+            .collect();
+        if self.api_keys != started.api_keys {
+            changed.push("api-key");
+        }
+        changed
     }
 
     /// The machine's limits under this configuration.

@@ -83,7 +83,11 @@ impl Driver {
             let mut idle = true;
             if let Some(input) = input.take().or_else(|| self.inputs.try_recv().ok()) {
                 let now = self.clock.now();
-                if let Some(event) = self.world.observe(input, now) {
+                let event = self.world.observe(input, now);
+                if let Some(policy) = self.world.take_policy() {
+                    self.machine.retime(&policy);
+                }
+                if let Some(event) = event {
                     self.handle(event, now);
                 }
                 idle = false;

@@ -17,8 +17,10 @@ use crate::machine::action::Action;
 use crate::machine::event::{CancelCause, Event, TokenisedOutcome};
 use crate::machine::measurement::Measurement;
 use crate::machine::snapshot::Snapshot;
-use crate::machine::{Outcome, Tick};
+use crate::machine::{Outcome, Policy, Tick};
+use crate::reconfigure::Reconfigure;
 use crate::record::Recorder;
+use crate::run::worker_command;
 use crate::view::View;
 use crate::{relay, view};
 
@@ -28,6 +30,9 @@ pub(crate) struct World {
     ledger: Ledger,
     recorder: Recorder,
     budget: Budget,
+    reconfigure: Reconfigure,
+    /// Times that hold from now on.
+    policy: Option<Policy>,
     /// What an action gave at once; handled before the next input.
     events: VecDeque<Event>,
     served_model: String,
@@ -41,6 +46,7 @@ impl World {
         ledger: Ledger,
         recorder: Recorder,
         budget: Budget,
+        reconfigure: Reconfigure,
         served_model: String,
     ) -> Self {
         Self {
@@ -48,6 +54,8 @@ impl World {
             ledger,
             recorder,
             budget,
+            reconfigure,
+            policy: None,
             events: VecDeque::new(),
             served_model,
             ever_ready: false,
@@ -95,7 +103,10 @@ impl World {
                 relay,
             } => Some(self.submit(request, submission, relay)),
             Command::Cancel { request, cause } => Some(Event::ClientGone { request, cause }),
-            Command::Reload => Some(Event::Reload),
+            Command::Reload => {
+                self.reconfigure.begin();
+                None
+            }
             Command::Drain => Some(Event::Drain),
         }
     }
@@ -281,7 +292,18 @@ impl World {
             }
             Input::Drain => Event::Drain,
             Input::Stop => Event::Stop,
-            Input::Reload => Event::Reload,
+            Input::Reload => {
+                self.reconfigure.begin();
+                return None;
+            }
+            Input::Reloaded(read) => {
+                let config = self.reconfigure.end(*read)?;
+                let socket = self.reconfigure.socket.clone();
+                self.fleet.set_command(worker_command(&config, socket));
+                self.budget.replan(config.plan.as_ref());
+                self.policy = Some(config.policy());
+                Event::Reload
+            }
             Input::Memory(pressure) => {
                 self.budget.pressed(pressure);
                 Event::Memory(pressure)
@@ -365,6 +387,11 @@ impl World {
             Action::Record(measurement) => self.record(measurement),
             Action::Stopped => self.stopped = true,
         }
+    }
+
+    /// Times that a reload has changed, once.
+    pub(crate) fn take_policy(&mut self) -> Option<Policy> {
+        self.policy.take()
     }
 
     fn start(&mut self, instance: InstanceId, generation: Generation) {
@@ -507,6 +534,7 @@ impl World {
             snapshot,
             &self.fleet,
             self.budget.view(),
+            &self.reconfigure,
             &self.served_model,
             now,
         )

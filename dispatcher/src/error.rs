@@ -6,10 +6,13 @@ use std::net::SocketAddr;
 use thiserror::Error;
 
 use crate::config::ConfigError;
+use crate::reload::ReloadError;
 use crate::socket::SocketError;
 
 /// Trying again will not help: `EX_CONFIG` of `sysexits.h`.
 pub const EXIT_CONFIG: u8 = 78;
+/// There is nobody to talk to: `EX_UNAVAILABLE`.
+pub const EXIT_UNAVAILABLE: u8 = 69;
 /// A fault of the program: `EX_SOFTWARE`.
 pub const EXIT_INTERNAL: u8 = 70;
 /// The machine refused something that it may grant another time: `EX_OSERR`.
@@ -22,6 +25,8 @@ pub enum Fault {
     Configuration,
     /// The machine: memory, descriptors, file systems.
     Machine,
+    /// Nobody: no dispatcher runs.
+    Absence,
     /// Us.
     Internal,
 }
@@ -38,6 +43,8 @@ pub enum RunError {
         address: SocketAddr,
         cause: io::Error,
     },
+    #[error(transparent)]
+    Reload(#[from] ReloadError),
     #[error(transparent)]
     Socket(#[from] SocketError),
     #[error("the run directory {directory} cannot be used: {cause}")]
@@ -59,6 +66,11 @@ impl RunError {
     pub fn fault(&self) -> Fault {
         match self {
             Self::Config(_) | Self::Socket(_) | Self::NothingStarts(_) => Fault::Configuration,
+            Self::Reload(error) => match error {
+                ReloadError::NotRunning(_) => Fault::Absence,
+                ReloadError::Refused { .. } => Fault::Configuration,
+                ReloadError::Signal { .. } | ReloadError::Silent { .. } => Fault::Machine,
+            },
             Self::Listen { cause, .. } => match cause.kind() {
                 io::ErrorKind::AddrInUse
                 | io::ErrorKind::AddrNotAvailable
@@ -81,6 +93,7 @@ impl RunError {
         match self.fault() {
             Fault::Configuration => EXIT_CONFIG,
             Fault::Machine => EXIT_MACHINE,
+            Fault::Absence => EXIT_UNAVAILABLE,
             Fault::Internal => EXIT_INTERNAL,
         }
     }

@@ -119,6 +119,11 @@ impl Fleet {
         }
     }
 
+    /// Workers are started by `command` from now on.
+    pub(crate) fn set_command(&mut self, command: Box<CommandOf>) {
+        self.command = command;
+    }
+
     pub(crate) fn places(&self) -> &[Place] {
         &self.places
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use proto::to_dispatcher::{PromptError, Ready, Tokenised};
 use proto::{Attempt, FinishReason, Generation, InstanceId, RequestId};
 
+use crate::config::Config;
 use crate::link;
 use crate::machine::event::{Accepted, AttemptError, ExitStatus, MemoryPressure};
 use crate::memory::watch::Report;
@@ -113,6 +114,8 @@ pub enum Input {
     Drain,
     Stop,
     Reload,
+    /// The configuration was read again, or why it cannot be.
+    Reloaded(Box<Result<Config, String>>),
 
     // ---- from the memory watch ----
     Memory(MemoryPressure),

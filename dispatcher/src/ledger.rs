@@ -128,7 +128,7 @@ impl Ledger {
             .max_tokens
             .map_or(room, |wanted| wanted.min(room));
         if submission.return_token_ids {
-            entry.relay.prompt(|| ids.as_slice().into());
+            entry.relay.prompt(ids.as_slice().into());
         }
         entry.relay.assign(attempt, instance, count(ids.len()), now);
         if count(progress.emitted.len()) >= max_tokens {

@@ -32,10 +32,15 @@ fn act(args: &Args) -> Result<(), RunError> {
         Some(Verb::Config {
             verb: ConfigVerb::Show,
         }) => say(&mut std::io::stdout(), &resolve()?.show()),
+        Some(Verb::Reload) => {
+            let directory = Config::run_directory(&args.settings, &Surroundings::probe())?;
+            let told = dispatcher::reload::reload(&directory)?;
+            say(&mut std::io::stdout(), &told);
+        }
         Some(Verb::Serve) | None => {
             let config = resolve()?;
             dispatcher::log::init(config.log_format);
-            dispatcher::run::run(config)?;
+            dispatcher::run::run(config, args.settings.clone())?;
         }
     }
     Ok(())

@@ -161,9 +161,10 @@ impl Sender {
         timeline.prompt_tokens = prompt_tokens;
     }
 
-    /// Keeps the prompt's ids for a client that asked for them; `ids` is called the first time only.
-    pub fn prompt(&self, ids: impl FnOnce() -> Arc<[TokenId]>) {
-        self.0.lock().prompt.get_or_insert_with(ids);
+    /// Keeps the prompt's ids for a client that asked for them. Until the first token another model
+    /// may count the prompt anew.
+    pub fn prompt(&self, ids: Arc<[TokenId]>) {
+        self.0.lock().prompt = Some(ids);
     }
 
     /// Ends `attempt`, if it is the current one: nothing of it is accepted any more. Returns what

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::budget::Budget;
+use crate::cli::Settings;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crash::CrashLog;
@@ -29,6 +31,7 @@ use crate::metrics::Metrics;
 use crate::model::EngineKind;
 use crate::process::sweep::sweep;
 use crate::process::{self, Processes, WorkerCommand};
+use crate::reconfigure::Reconfigure;
 use crate::record::Recorder;
 use crate::signal;
 use crate::socket::{self, SocketError};
@@ -44,13 +47,13 @@ const SIGNALS_MAX: usize = 8;
 /// Version and commit, for people.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");
 
-/// Serves as `config` says until a signal ends it. Blocks the calling thread, which spawns the
+/// Serves as `config` says, which came from `settings`, until a signal ends it. Blocks the calling thread, which spawns the
 /// workers: they die with it.
 ///
 /// # Errors
 ///
 /// Where it could not start, or where no instance ever could.
-pub fn run(config: Config) -> Result<(), RunError> {
+pub fn run(config: Config, settings: Settings) -> Result<(), RunError> {
     // First of all: it reads the environment, which no other thread may do meanwhile.
     let inherited = socket::inherited()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -61,12 +64,16 @@ pub fn run(config: Config) -> Result<(), RunError> {
             what: "start the runtime",
             cause,
         })?;
-    let result = runtime.block_on(serve(config, inherited));
+    let result = runtime.block_on(serve(config, settings, inherited));
     runtime.shutdown_timeout(FLUSH);
     result
 }
 
-async fn serve(config: Config, inherited: Option<std::net::TcpListener>) -> Result<(), RunError> {
+async fn serve(
+    config: Config,
+    settings: Settings,
+    inherited: Option<std::net::TcpListener>,
+) -> Result<(), RunError> {
     let clock = Clock::start();
     for note in &config.notes {
         tracing::warn!("{note}");
@@ -170,10 +177,12 @@ async fn serve(config: Config, inherited: Option<std::net::TcpListener>) -> Resu
         let _ = http_stopped.await;
     }));
 
+    let reconfigure =
+        Reconfigure::new(settings, config.clone(), directory.socket(), inputs.clone());
     let processes = Processes::new(directory.path(), inputs);
     let fleet = Fleet::new(
         config.instances,
-        worker_command(&config, &directory),
+        worker_command(&config, directory.socket()),
         expectations,
         processes,
     );
@@ -182,6 +191,7 @@ async fn serve(config: Config, inherited: Option<std::net::TcpListener>) -> Resu
         Ledger::new(random_key()?),
         Recorder::new(metrics, CrashLog::new(directory.path().join("crashes"))),
         Budget::new(config.instances, config.memory, config.plan.as_ref()),
+        reconfigure,
         config.served_model_name.clone(),
     );
     let seed = u64::from_le_bytes(first_eight(&random_key()?));
@@ -251,12 +261,13 @@ fn run_directory(config: &Config, error: DirectoryError) -> RunError {
     }
 }
 
-fn worker_command(config: &Config, directory: &RunDirectory) -> Box<CommandOf> {
+/// How `config` has workers started, which connect to `socket`.
+pub(crate) fn worker_command(config: &Config, socket: PathBuf) -> Box<CommandOf> {
     let template = WorkerCommand {
         program: config.worker.clone(),
         instance: InstanceId(0),
         generation: Generation(0),
-        socket: directory.socket(),
+        socket,
         engine: match config.engine {
             EngineKind::Llama => process::EngineKind::Llama,
             EngineKind::Mlx => process::EngineKind::Mlx,

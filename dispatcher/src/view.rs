@@ -9,6 +9,7 @@ use crate::fleet::{Fleet, Place};
 use crate::machine::Tick;
 use crate::machine::snapshot::{InstanceSnapshot, Snapshot};
 use crate::process::Child;
+use crate::reconfigure::Reconfigure;
 
 /// One consistent picture. Replaced, never changed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -25,6 +26,9 @@ pub struct View {
     pub instances: Vec<InstanceView>,
     pub queue: QueueView,
     pub counters: CountersView,
+    /// Reloads that were read, and why the newest one was refused, if it was.
+    pub reloads: u64,
+    pub last_reload_error: Option<String>,
     /// `None` until the first look.
     pub memory: Option<MemoryView>,
     /// Microseconds since the dispatcher's start.
@@ -36,6 +40,7 @@ pub(crate) fn compose(
     snapshot: &Snapshot,
     fleet: &Fleet,
     memory: Option<MemoryView>,
+    reconfigure: &Reconfigure,
     served_model: &str,
     now: Tick,
 ) -> View {
@@ -77,6 +82,8 @@ pub(crate) fn compose(
             stale: counters.stale,
             worker_exits: counters.worker_exits,
         },
+        reloads: reconfigure.count,
+        last_reload_error: reconfigure.last_error.clone(),
         memory,
         uptime_us: now.as_micros(),
     }

@@ -1,10 +1,5 @@
 //! What a waiting request costs in memory, beyond its prompt and its HTTP connection.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test that panics is a test that fails"
-)]
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 

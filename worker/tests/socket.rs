@@ -75,7 +75,7 @@ fn await_ready(address: &str, child: &Served, folder: &Path) {
     let state = folder.join("run/dispatcher.json");
     loop {
         let ours = std::fs::read_to_string(&state)
-            .is_ok_and(|text| text.contains(&format!("\"pid\":{}", child.id())));
+            .is_ok_and(|text| text.contains(&format!("\"pid\":{}", child.0.id())));
         if ours && client::get_blocking(address, "/ready").0 == 200 {
             return;
         }

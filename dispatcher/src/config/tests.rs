@@ -285,3 +285,44 @@ fn a_replacement_starts_first_only_where_memory_and_cores_allow_it() {
     assert!(!first(&["--instances", "1", "--threads", "2"]));
     assert!(!first(&["--instances", "2"]));
 }
+
+#[test]
+fn a_reload_keeps_the_number_of_instances_and_names_what_waits_for_a_start() {
+    let machine = machine();
+    let with = |instances: &str, slots: &str, port: &str| Settings {
+        engine: Some("scripted".into()),
+        instances: Some(instances.into()),
+        slots: Some(slots.into()),
+        port: Some(port.into()),
+        run_dir: Some("/tmp/d".into()),
+        ..Settings::default()
+    };
+    let started = Config::resolve(&with("2", "3", "80"), &machine.around).unwrap();
+    let same = started.again(&with("2", "3", "80"), &machine.around);
+    assert!(same.unwrap().needs_restart(&started).is_empty());
+    let other = started.again(&with("1", "5", "81"), &machine.around);
+    let other = other.unwrap();
+    assert_eq!((other.instances, other.slots), (2, 5));
+    // Threads for two instances, though one was asked for.
+    assert_eq!(other.threads, started.threads);
+    assert_eq!(other.needs_restart(&started), ["instances", "port"]);
+    assert!(
+        started
+            .again(&with("0", "3", "80"), &machine.around)
+            .is_err()
+    );
+}
+
+#[test]
+fn the_run_directory_is_found_without_a_model() {
+    let machine = machine();
+    let settings = Settings {
+        port: Some("81".into()),
+        ..Settings::default()
+    };
+    assert!(Config::resolve(&settings, &machine.around).is_err());
+    assert_eq!(
+        Config::run_directory(&settings, &machine.around).unwrap(),
+        Path::new("/tmp/dispatcher-1-81")
+    );
+}

@@ -26,6 +26,8 @@ struct Status<'a> {
     instances: &'a [InstanceView],
     queue: Queue,
     counters: &'a CountersView,
+    reloads: u64,
+    last_reload_error: Option<&'a str>,
     memory: Option<&'a MemoryView>,
     bus: Option<Value>,
 }
@@ -72,6 +74,8 @@ fn of<'a>(view: &'a View, served_model: &'a str) -> Status<'a> {
                 .map(|wait| u64::try_from(wait.as_micros()).unwrap_or(u64::MAX)),
         },
         counters: &view.counters,
+        reloads: view.reloads,
+        last_reload_error: view.last_reload_error.as_deref(),
         memory: view.memory.as_ref(),
         bus: None,
     }

@@ -96,6 +96,13 @@ impl RunDirectory {
         }
     }
 
+    /// Whether a dispatcher holds the directory `path` now.
+    #[must_use]
+    pub fn is_in_use(path: &Path) -> bool {
+        File::open(path.join(LOCK_NAME))
+            .is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    }
+
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -4,6 +4,7 @@ use super::{Dispatch, Shutdown};
 use crate::machine::action::{Action, Denied};
 use crate::machine::event::MemoryPressure;
 use crate::machine::instance::{Draining, State, Why};
+use crate::machine::policy::Policy;
 use crate::machine::tick::Tick;
 use crate::machine::timers::Owner;
 
@@ -92,6 +93,34 @@ impl Dispatch {
         self.shutdown = Shutdown::Left;
         self.timers.set(Owner::Shutdown, None);
         self.act(Action::Stopped);
+    }
+
+    /// Takes over the times and counts of `policy` that may change while requests are under way.
+    /// Bounds of the queue and the number of instances stay. What was timed already keeps its time,
+    /// but for the liveness of workers.
+    ///
+    /// # Panics
+    ///
+    /// Where the policy contradicts itself, as [`Dispatch::new`].
+    pub fn retime(&mut self, policy: &Policy) {
+        let kept = &self.policy;
+        let policy = Policy {
+            instances: kept.instances,
+            queue_entries_max: kept.queue_entries_max,
+            queue_bytes_max: kept.queue_bytes_max,
+            queue_tokens_max: kept.queue_tokens_max,
+            key_in_flight_max: kept.key_in_flight_max,
+            priority_aging: kept.priority_aging,
+            engine_deaths_max: kept.engine_deaths_max,
+            ..policy.clone()
+        };
+        if let Err(contradiction) = policy.check() {
+            panic!("the policy contradicts itself: {contradiction}");
+        }
+        self.policy = policy;
+        for index in 0..self.instances.len() {
+            self.arm_instance(index);
+        }
     }
 
     /// Replaces every worker, one after another. A reload during a reload starts over with those

@@ -189,3 +189,28 @@ fn a_crash_while_leaving_counts_against_the_requests_wherever_they_are() {
         "the second death fails it"
     );
 }
+
+#[test]
+fn times_that_change_hold_for_what_comes_after_and_bounds_stay() {
+    let mut rig = Rig::ready(1, 1);
+    rig.arrive(1);
+    rig.arrive(2);
+    let shorter = Policy {
+        instances: 1,
+        queue_entries_max: 1,
+        queue_timeout: Duration::from_secs(1),
+        ..Policy::default()
+    };
+    rig.machine.retime(&shorter);
+    rig.machine.check_invariants();
+    rig.arrive(3);
+    for pulse in 1..=2 {
+        rig.pulse(0, pulse);
+        rig.pass(Duration::from_secs(1));
+    }
+    assert!(rig.outcome(2).is_none(), "it came under the old time");
+    assert!(matches!(
+        rig.outcome(3),
+        Some(Outcome::Denied(Denied::QueueTimeout { .. }))
+    ));
+}
