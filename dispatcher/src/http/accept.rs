@@ -62,7 +62,9 @@ pub(crate) async fn serve(
     limits: Limits,
     stop: impl Future<Output = ()>,
 ) {
-    let room = Arc::new(Semaphore::new(limits.connections_max + limits.connections_reserve));
+    let room = Arc::new(Semaphore::new(
+        limits.connections_max + limits.connections_reserve,
+    ));
     let (stopping, stopped) = watch::channel(false);
     let mut connections = JoinSet::new();
     let mut stop = pin!(stop);
