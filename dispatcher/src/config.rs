@@ -91,6 +91,8 @@ pub struct Config {
     pub scripted: Option<String>,
     /// The reserved memory; `None` where the engine has no model.
     pub plan: Option<Plan>,
+    /// What all instances may take together.
+    pub memory: Limit,
     /// Whether a replacement may run beside the worker it replaces.
     pub start_then_stop: bool,
     /// Every value with its source, for `config show`.
@@ -193,7 +195,7 @@ impl Config {
             context_tokens,
             offloaded: n_gpu_layers.is_some_and(|layers| layers > 0) && !around.is_mac,
         };
-        let plan = fit(r, header.as_ref(), model.as_deref(), demand, around.memory)?;
+        let (memory, plan) = fit(r, header.as_ref(), model.as_deref(), demand, around.memory)?;
         let slots = plan.as_ref().map_or(SCRIPTED_SLOTS, |plan| plan.slots);
         let slots = match &plan {
             Some(_) => slots,
@@ -279,6 +281,7 @@ impl Config {
             log_format,
             scripted: scripted.map(|(spec, _)| spec),
             plan,
+            memory,
             start_then_stop,
             effective: resolver.effective,
             notes: Vec::new(),
@@ -507,7 +510,7 @@ fn fit(
     model: Option<&Path>,
     demand: Demand,
     around: Limit,
-) -> Result<Option<Plan>, ConfigError> {
+) -> Result<(Limit, Option<Plan>), ConfigError> {
     let limit = match r.layers.get("memory-limit", value::size)? {
         Some((bytes, source)) => {
             r.record("memory-limit", bytes.to_string(), source);
@@ -519,7 +522,7 @@ fn fit(
         None => around,
     };
     let (Some(header), Some(model)) = (header, model) else {
-        return Ok(None);
+        return Ok((limit, None));
     };
     let wanted = r.layers.get("slots", |text| value::count32(text, 1, 256))?;
     let plan = memory::plan(
@@ -535,7 +538,7 @@ fn fit(
     })?;
     let source = wanted.map_or(Source::Derived, |(_, source)| source);
     r.record("slots", plan.slots.to_string(), source);
-    Ok(Some(plan))
+    Ok((limit, Some(plan)))
 }
 
 fn api_keys(r: &mut Resolver<'_>) -> Result<ApiKeys, ConfigError> {

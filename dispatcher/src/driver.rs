@@ -107,6 +107,7 @@ impl Driver {
         {
             self.handle(Event::DeadlineReached, now);
         }
+        self.world.retry_held(now);
         self.carry_out();
         let since = now.since(self.published);
         if since >= PUBLISH_IDLE || (self.dirty && since >= PUBLISH_INTERVAL) {

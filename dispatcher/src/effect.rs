@@ -7,6 +7,7 @@ use proto::to_dispatcher::PromptError;
 use proto::{Attempt, Generation, InstanceId, RequestId};
 use tokio::sync::mpsc;
 
+use crate::budget::Budget;
 use crate::fleet::{Fleet, Place};
 use crate::gateway::{Command, Submission};
 use crate::input::{Input, LinkEnd};
@@ -26,6 +27,7 @@ pub(crate) struct World {
     fleet: Fleet,
     ledger: Ledger,
     recorder: Recorder,
+    budget: Budget,
     /// What an action gave at once; handled before the next input.
     events: VecDeque<Event>,
     served_model: String,
@@ -38,12 +40,14 @@ impl World {
         fleet: Fleet,
         ledger: Ledger,
         recorder: Recorder,
+        budget: Budget,
         served_model: String,
     ) -> Self {
         Self {
             fleet,
             ledger,
             recorder,
+            budget,
             events: VecDeque::new(),
             served_model,
             ever_ready: false,
@@ -92,6 +96,7 @@ impl World {
             } => Some(self.submit(request, submission, relay)),
             Command::Cancel { request, cause } => Some(Event::ClientGone { request, cause }),
             Command::Reload => Some(Event::Reload),
+            Command::Drain => Some(Event::Drain),
         }
     }
 
@@ -277,7 +282,14 @@ impl World {
             Input::Drain => Event::Drain,
             Input::Stop => Event::Stop,
             Input::Reload => Event::Reload,
-            Input::Memory(pressure) => Event::Memory(pressure),
+            Input::Memory(pressure) => {
+                self.budget.pressed(pressure);
+                Event::Memory(pressure)
+            }
+            Input::Measured(report) => {
+                self.budget.measured(*report, self.fleet.places_mut());
+                return None;
+            }
         })
     }
 
@@ -288,27 +300,25 @@ impl World {
                 instance,
                 generation,
             } => {
-                if let Err(permanent) = self.fleet.spawn(instance, generation) {
-                    self.events.push_back(Event::SpawnFailed {
-                        instance,
-                        generation,
-                        permanent,
-                    });
+                if let Err(words) = self.budget.room(instance, self.fleet.places()) {
+                    tracing::info!(%instance, %generation, "a worker waits for memory: {words}");
+                    self.budget.hold(instance, generation, now);
                 } else {
-                    self.events.push_back(Event::Spawned {
-                        instance,
-                        generation,
-                    });
+                    self.start(instance, generation);
                 }
             }
             Action::Terminate {
                 instance,
                 generation,
-            } => self.fleet.terminate(instance, generation),
+            } => {
+                self.give_up(instance, generation);
+                self.fleet.terminate(instance, generation);
+            }
             Action::Kill {
                 instance,
                 generation,
             } => {
+                self.give_up(instance, generation);
                 self.fleet.kill(instance, generation);
                 self.fleet.send(instance, generation, LinkCommand::Close);
             }
@@ -355,6 +365,49 @@ impl World {
             Action::Record(measurement) => self.record(measurement),
             Action::Stopped => self.stopped = true,
         }
+    }
+
+    fn start(&mut self, instance: InstanceId, generation: Generation) {
+        let event = match self.fleet.spawn(instance, generation) {
+            Ok(()) => Event::Spawned {
+                instance,
+                generation,
+            },
+            Err(permanent) => Event::SpawnFailed {
+                instance,
+                generation,
+                permanent,
+            },
+        };
+        self.events.push_back(event);
+    }
+
+    /// Starts that found no memory free look again once; what still does not fit has failed.
+    pub(crate) fn retry_held(&mut self, now: Tick) {
+        while let Some((instance, generation)) = self.budget.due(now) {
+            match self.budget.room(instance, self.fleet.places()) {
+                Ok(()) => self.start(instance, generation),
+                Err(words) => {
+                    tracing::error!(%instance, %generation, "a worker was not started: {words}");
+                    self.no_process(instance, generation);
+                }
+            }
+        }
+    }
+
+    /// A start that waits for memory is not wanted any more.
+    fn give_up(&mut self, instance: InstanceId, generation: Generation) {
+        if self.budget.give_up(instance, generation) {
+            self.no_process(instance, generation);
+        }
+    }
+
+    fn no_process(&mut self, instance: InstanceId, generation: Generation) {
+        self.events.push_back(Event::SpawnFailed {
+            instance,
+            generation,
+            permanent: false,
+        });
     }
 
     fn tokenise(&mut self, request: RequestId, instance: InstanceId, generation: Generation) {
@@ -450,7 +503,13 @@ impl World {
 
     /// How things stand, from the machine's snapshot and what the world knows beside it.
     pub(crate) fn view(&self, snapshot: &Snapshot, now: Tick) -> View {
-        view::compose(snapshot, &self.fleet, &self.served_model, now)
+        view::compose(
+            snapshot,
+            &self.fleet,
+            self.budget.view(),
+            &self.served_model,
+            now,
+        )
     }
 }
 

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use thiserror::Error;
 
 use crate::config::ConfigError;
+use crate::socket::SocketError;
 
 /// Trying again will not help: `EX_CONFIG` of `sysexits.h`.
 pub const EXIT_CONFIG: u8 = 78;
@@ -37,6 +38,8 @@ pub enum RunError {
         address: SocketAddr,
         cause: io::Error,
     },
+    #[error(transparent)]
+    Socket(#[from] SocketError),
     #[error("the run directory {directory} cannot be used: {cause}")]
     RunDirectory { directory: String, cause: io::Error },
     /// Every instance failed at its start for a reason that will not go away, and none ever served.
@@ -55,7 +58,7 @@ impl RunError {
     #[must_use]
     pub fn fault(&self) -> Fault {
         match self {
-            Self::Config(_) | Self::NothingStarts(_) => Fault::Configuration,
+            Self::Config(_) | Self::Socket(_) | Self::NothingStarts(_) => Fault::Configuration,
             Self::Listen { cause, .. } => match cause.kind() {
                 io::ErrorKind::AddrInUse
                 | io::ErrorKind::AddrNotAvailable

@@ -11,6 +11,7 @@ use crate::input::Input;
 use crate::link::{self, Expectations, LinkCommand, Token};
 use crate::machine::Tick;
 use crate::machine::event::{ModelHash, WorkerFacts};
+use crate::memory::footprint::Footprint;
 use crate::process::{Child, Processes, WorkerCommand};
 
 /// One numbered place and what fills it now.
@@ -24,6 +25,7 @@ pub(crate) struct Place {
     pub(crate) steps: u64,
     pub(crate) live_slots: u32,
     pub(crate) longest_step: Duration,
+    pub(crate) footprint: Option<Footprint>,
     rates: VecDeque<RateSample>,
     tail: Vec<String>,
 }
@@ -119,6 +121,10 @@ impl Fleet {
 
     pub(crate) fn places(&self) -> &[Place] {
         &self.places
+    }
+
+    pub(crate) fn places_mut(&mut self) -> &mut [Place] {
+        &mut self.places
     }
 
     /// The place, if `generation` is the one that fills it.
@@ -267,6 +273,7 @@ impl Fleet {
         self.expectations.forget(instance, generation);
         if let Some(place) = self.current(instance, generation) {
             place.child = None;
+            place.footprint = None;
             place.tail = tail;
         }
     }

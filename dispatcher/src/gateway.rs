@@ -28,6 +28,8 @@ pub struct Submission {
     pub logprobs: Option<u32>,
     pub batch_invariant: bool,
     pub cache_prompt: bool,
+    /// The client wants the ids of prompt and output.
+    pub return_token_ids: bool,
     pub key: KeyId,
     pub priority: Priority,
     pub deadline: Option<Duration>,
@@ -46,6 +48,8 @@ pub enum Command {
         cause: CancelCause,
     },
     Reload,
+    /// As the signal's, but behind all requests that were submitted before.
+    Drain,
 }
 
 /// The front's handle. Cheap to clone.
@@ -119,6 +123,12 @@ impl Gateway {
     pub async fn reload(&self) {
         // A driver that is gone has no workers to replace.
         let _ = self.commands.send(Command::Reload).await;
+    }
+
+    /// Asks for an end once what was submitted before has ended.
+    pub(crate) async fn drain(&self) {
+        // A driver that is gone has ended.
+        let _ = self.commands.send(Command::Drain).await;
     }
 
     #[must_use]

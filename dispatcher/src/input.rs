@@ -7,6 +7,7 @@ use proto::{Attempt, FinishReason, Generation, InstanceId, RequestId};
 
 use crate::link;
 use crate::machine::event::{Accepted, AttemptError, ExitStatus, MemoryPressure};
+use crate::memory::watch::Report;
 
 /// Everything but the front's commands, which have a channel of their own.
 #[derive(Debug)]
@@ -115,6 +116,8 @@ pub enum Input {
 
     // ---- from the memory watch ----
     Memory(MemoryPressure),
+    /// One look: what the workers take, what is used of the limits.
+    Measured(Box<Report>),
 }
 
 /// Why a link ended.

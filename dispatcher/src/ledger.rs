@@ -16,7 +16,7 @@ const AFFINITY_BYTES: usize = 512;
 
 /// One request under way.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub struct Entry {
     pub(crate) submission: Box<Submission>,
     /// The prompt as ids, once a worker has tokenised it.
     pub(crate) ids: Option<Vec<TokenId>>,
@@ -36,14 +36,16 @@ pub(crate) enum Assignment {
 
 /// Requests by id, from submission to outcome.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger {
+pub struct Ledger {
     entries: HashMap<RequestId, Entry>,
     /// Keyed hashes of prompts say nothing outside of this process.
     key: [u8; 32],
 }
 
 impl Ledger {
-    pub(crate) fn new(key: [u8; 32]) -> Self {
+    /// An empty ledger; `key` makes its hashes meaningless elsewhere.
+    #[must_use]
+    pub fn new(key: [u8; 32]) -> Self {
         Self {
             entries: HashMap::new(),
             key,
@@ -51,7 +53,7 @@ impl Ledger {
     }
 
     /// Keeps the request, and tells what the machine needs to know of it.
-    pub(crate) fn admit(
+    pub fn admit(
         &mut self,
         request: RequestId,
         submission: Box<Submission>,
@@ -125,6 +127,9 @@ impl Ledger {
         let max_tokens = submission
             .max_tokens
             .map_or(room, |wanted| wanted.min(room));
+        if submission.return_token_ids {
+            entry.relay.prompt(|| ids.as_slice().into());
+        }
         entry.relay.assign(attempt, instance, count(ids.len()), now);
         if count(progress.emitted.len()) >= max_tokens {
             return Assignment::Complete(entry.relay.clone());

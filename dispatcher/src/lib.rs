@@ -1,5 +1,6 @@
 //! Takes requests, keeps K workers alive, and matches the two.
 
+mod budget;
 pub mod cli;
 pub mod clock;
 pub mod config;
@@ -10,9 +11,10 @@ mod effect;
 pub mod error;
 mod fleet;
 pub mod gateway;
+pub mod handover;
 pub mod http;
 pub mod input;
-mod ledger;
+pub mod ledger;
 pub mod link;
 pub mod log;
 pub mod machine;
@@ -24,5 +26,6 @@ mod record;
 pub mod relay;
 pub mod run;
 pub mod signal;
+pub mod socket;
 pub mod state;
 pub mod view;

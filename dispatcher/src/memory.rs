@@ -3,6 +3,12 @@
 //! Mapped weights count once a file, however many processes map them. Everything else is private to
 //! an instance: tensors that ggml copies into a layout of its own, the KV cache, and working memory.
 
+pub mod footprint;
+pub mod pressure;
+pub mod reading;
+pub(crate) mod reserve;
+pub mod watch;
+
 use std::fmt;
 
 use thiserror::Error;

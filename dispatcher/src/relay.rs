@@ -61,6 +61,8 @@ pub struct Piece {
     /// Where this piece's text ends in [`Batch::text`]. Empty where the text is held back.
     pub text_end: usize,
     pub logprobs: Option<Logprobs>,
+    /// No token of its own: more text of one that was taken before.
+    pub repeated: bool,
 }
 
 impl Batch {
@@ -110,6 +112,8 @@ struct Inner {
     pending: Batch,
     /// What the log probabilities in `pending` hold.
     pending_logprobs_bytes: usize,
+    /// The prompt's ids, where the client asked for them.
+    prompt: Option<Arc<[TokenId]>>,
     ended: bool,
     receiver_gone: bool,
     timeline: Timeline,
@@ -155,6 +159,11 @@ impl Sender {
         timeline.instance = Some(instance);
         timeline.attempts += 1;
         timeline.prompt_tokens = prompt_tokens;
+    }
+
+    /// Keeps the prompt's ids for a client that asked for them; `ids` is called the first time only.
+    pub fn prompt(&self, ids: impl FnOnce() -> Arc<[TokenId]>) {
+        self.0.lock().prompt.get_or_insert_with(ids);
     }
 
     /// Ends `attempt`, if it is the current one: nothing of it is accepted any more. Returns what
@@ -223,6 +232,7 @@ impl Sender {
                 id: token.id,
                 text_end,
                 logprobs: token.logprobs,
+                repeated: false,
             });
         }
         if !row.tail.is_empty() {
@@ -238,6 +248,7 @@ impl Sender {
                         id,
                         text_end,
                         logprobs: None,
+                        repeated: true,
                     });
                 }
             }
@@ -310,6 +321,12 @@ impl Receiver {
     #[must_use]
     pub fn timeline(&self) -> Timeline {
         self.0.lock().timeline
+    }
+
+    /// The prompt's ids, where [`Sender::prompt`] was told them.
+    #[must_use]
+    pub fn prompt_ids(&self) -> Option<Arc<[TokenId]>> {
+        self.0.lock().prompt.clone()
     }
 }
 

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use proto::{Generation, InstanceId};
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::budget::Budget;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crash::CrashLog;
@@ -18,16 +19,19 @@ use crate::effect::{World, inputs};
 use crate::error::RunError;
 use crate::fleet::{CommandOf, Fleet};
 use crate::gateway::Gateway;
+use crate::handover;
 use crate::http::{self, Front, FrontConfig};
 use crate::ledger::Ledger;
 use crate::link::{Context, DirectoryError, Expectations, Listener, RunDirectory};
 use crate::machine::Dispatch;
+use crate::memory::{self, watch::Watch};
 use crate::metrics::Metrics;
 use crate::model::EngineKind;
 use crate::process::sweep::sweep;
 use crate::process::{self, Processes, WorkerCommand};
 use crate::record::Recorder;
 use crate::signal;
+use crate::socket::{self, SocketError};
 use crate::state::{State, StateFile};
 use crate::view::View;
 
@@ -35,6 +39,8 @@ use crate::view::View;
 const FLUSH: Duration = Duration::from_secs(5);
 /// Connections that the kernel may hold until they are accepted; it lowers this to its own bound.
 const BACKLOG: u32 = 4096;
+/// Signals that may wait to be acted on.
+const SIGNALS_MAX: usize = 8;
 /// Version and commit, for people.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");
 
@@ -45,6 +51,8 @@ pub const BUILD: &str = env!("CARGO_PKG_VERSION");
 ///
 /// Where it could not start, or where no instance ever could.
 pub fn run(config: Config) -> Result<(), RunError> {
+    // First of all: it reads the environment, which no other thread may do meanwhile.
+    let inherited = socket::inherited()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("dispatcher-io")
@@ -53,12 +61,12 @@ pub fn run(config: Config) -> Result<(), RunError> {
             what: "start the runtime",
             cause,
         })?;
-    let result = runtime.block_on(serve(config));
+    let result = runtime.block_on(serve(config, inherited));
     runtime.shutdown_timeout(FLUSH);
     result
 }
 
-async fn serve(config: Config) -> Result<(), RunError> {
+async fn serve(config: Config, inherited: Option<std::net::TcpListener>) -> Result<(), RunError> {
     let clock = Clock::start();
     for note in &config.notes {
         tracing::warn!("{note}");
@@ -67,7 +75,11 @@ async fn serve(config: Config) -> Result<(), RunError> {
         tracing::info!("memory: {plan}");
     }
     // First of all: two dispatchers on one port have one run directory too.
-    let http_listener = listen(config.listen)?;
+    let is_inherited = inherited.is_some();
+    let http_listener = match inherited {
+        Some(socket) => TcpListener::from_std(socket).map_err(SocketError::from)?,
+        None => listen(config.listen)?,
+    };
     let address = http_listener
         .local_addr()
         .map_err(|cause| RunError::Listen {
@@ -100,12 +112,28 @@ async fn serve(config: Config) -> Result<(), RunError> {
         observer: Arc::new(metrics.clone()),
         build: BUILD.to_owned(),
     }));
-    let signals = signal::listen(inputs.clone()).map_err(|cause| RunError::Machine {
+    let (signal_sender, signal_receiver) = mpsc::channel(SIGNALS_MAX);
+    let signals = signal::listen(if is_inherited {
+        signal_sender
+    } else {
+        inputs.clone()
+    })
+    .map_err(|cause| RunError::Machine {
         what: "listen for signals",
         cause,
     })?;
 
     let (view_sender, view) = watch::channel(Arc::new(View::default()));
+    let watch = Watch {
+        view: view.clone(),
+        inputs: inputs.clone(),
+        limit: config.memory,
+        mapped: match (&config.plan, cfg!(target_os = "macos")) {
+            (Some(plan), true) => plan.costs.mapped,
+            _ => 0,
+        },
+    };
+    let watch_task = tokio::spawn(watch.serve(memory::watch::System));
     let (gateway, commands) = Gateway::new(clock, view);
     let usual = FrontConfig::default();
     let connections = descriptors::make_room(
@@ -119,6 +147,11 @@ async fn serve(config: Config) -> Result<(), RunError> {
         what: "read the limit of open files",
         cause,
     })?;
+    let last_call = is_inherited.then(|| {
+        let (conductor, last_call) = handover::last_call();
+        tokio::spawn(conductor.conduct(signal_receiver, inputs.clone(), gateway.clone()));
+        last_call
+    });
     let front = Front {
         gateway,
         metrics: metrics.clone(),
@@ -132,7 +165,7 @@ async fn serve(config: Config) -> Result<(), RunError> {
         },
     };
     let (stop_http, http_stopped) = oneshot::channel::<()>();
-    let http_task = tokio::spawn(http::serve(http_listener, front, async move {
+    let http_task = tokio::spawn(http::serve(http_listener, front, last_call, async move {
         // A dropped sender stops it as well as a sent word.
         let _ = http_stopped.await;
     }));
@@ -148,6 +181,7 @@ async fn serve(config: Config) -> Result<(), RunError> {
         fleet,
         Ledger::new(random_key()?),
         Recorder::new(metrics, CrashLog::new(directory.path().join("crashes"))),
+        Budget::new(config.instances, config.memory, config.plan.as_ref()),
         config.served_model_name.clone(),
     );
     let seed = u64::from_le_bytes(first_eight(&random_key()?));
@@ -179,6 +213,7 @@ async fn serve(config: Config) -> Result<(), RunError> {
         slots = config.slots,
         context_tokens = config.context_tokens,
         threads = config.threads,
+        inherited = is_inherited,
         "listening on http://{address}"
     );
 
@@ -189,6 +224,7 @@ async fn serve(config: Config) -> Result<(), RunError> {
     if tokio::time::timeout(FLUSH, http_task).await.is_err() {
         tracing::warn!("some responses were not written out in time");
     }
+    watch_task.abort();
     signals.abort();
     links_task.abort();
     ended.map_err(RunError::NothingStarts)

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+pub use crate::budget::MemoryView;
 use crate::fleet::{Fleet, Place};
 use crate::machine::Tick;
 use crate::machine::snapshot::{InstanceSnapshot, Snapshot};
@@ -24,12 +25,20 @@ pub struct View {
     pub instances: Vec<InstanceView>,
     pub queue: QueueView,
     pub counters: CountersView,
+    /// `None` until the first look.
+    pub memory: Option<MemoryView>,
     /// Microseconds since the dispatcher's start.
     pub uptime_us: u64,
 }
 
 /// The machine's snapshot, with what the world knows beside it.
-pub(crate) fn compose(snapshot: &Snapshot, fleet: &Fleet, served_model: &str, now: Tick) -> View {
+pub(crate) fn compose(
+    snapshot: &Snapshot,
+    fleet: &Fleet,
+    memory: Option<MemoryView>,
+    served_model: &str,
+    now: Tick,
+) -> View {
     let instances: Vec<_> = snapshot
         .instances
         .iter()
@@ -68,6 +77,7 @@ pub(crate) fn compose(snapshot: &Snapshot, fleet: &Fleet, served_model: &str, no
             stale: counters.stale,
             worker_exits: counters.worker_exits,
         },
+        memory,
         uptime_us: now.as_micros(),
     }
 }
@@ -97,7 +107,8 @@ fn instance(place: &InstanceSnapshot, known: &Place, now: Tick) -> InstanceView 
             .map(|age| u64::try_from(age.as_micros()).unwrap_or(u64::MAX)),
         restarts: place.restarts,
         crashes: place.crashes,
-        resident_bytes: None,
+        footprint_bytes: known.footprint.map(|one| one.proportional),
+        private_bytes: known.footprint.map(|one| one.private),
         weight_bytes_per_step: ready.map(|ready| ready.weight_bytes_per_step),
         tokens_per_s: rates.tokens_per_s,
         batch_mean: rates.batch_mean,
@@ -138,7 +149,10 @@ pub struct InstanceView {
     pub last_pulse_us: Option<u64>,
     pub restarts: u64,
     pub crashes: u64,
-    pub resident_bytes: Option<u64>,
+    /// Its worker's memory, with its share of what workers have in common; `None` until measured.
+    pub footprint_bytes: Option<u64>,
+    /// What would come free with it.
+    pub private_bytes: Option<u64>,
     pub weight_bytes_per_step: Option<u64>,
     /// Decode tokens per second and mean batch over the last seconds.
     pub tokens_per_s: f64,

@@ -3,11 +3,23 @@
 //! A failing seed is printed with the command that replays it with a trace.
 
 #[cfg(test)]
+#[path = "simulation/client.rs"]
+mod client;
+#[cfg(test)]
+#[path = "simulation/engine.rs"]
+mod engine;
+#[cfg(test)]
 #[path = "simulation/fault.rs"]
 mod fault;
 #[cfg(test)]
+#[path = "simulation/link.rs"]
+mod link;
+#[cfg(test)]
 #[path = "simulation/oracle.rs"]
 mod oracle;
+#[cfg(test)]
+#[path = "simulation/process.rs"]
+mod process;
 #[cfg(test)]
 #[path = "simulation/world.rs"]
 mod world;

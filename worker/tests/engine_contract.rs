@@ -342,6 +342,27 @@ fn a_cached_prefix_changes_no_token(subject: &Subject) {
     bench.assert_same(&warm, &cold, "with a cached prefix");
 }
 
+fn what_was_not_computed_before_the_release_is_not_cached(subject: &Subject) {
+    let mut bench = subject.warm(1);
+    let prompt = bench.ids(&"One word and then another. ".repeat(20));
+    let prompt = &prompt[..100];
+    let task = Task {
+        cache_prompt: true,
+        ..greedy()
+    };
+    bench.engine().admit(Slot(0), prompt, &task).unwrap();
+    let mut out = Vec::new();
+    let report = bench.loaded.engine.step(&bench.pulse, &mut out).unwrap();
+    bench.engine().release(Slot(0));
+    let cached = bench.engine().admit(Slot(0), prompt, &task).unwrap();
+    assert!(
+        cached <= report.prefill_tokens,
+        "{cached} of {} computed tokens",
+        report.prefill_tokens
+    );
+    bench.take(Slot(0), 1);
+}
+
 fn no_slot_is_best_where_none_is_free(subject: &Subject) {
     let mut bench = subject.warm(1);
     let prompt = bench.ids("anywhere");
@@ -402,6 +423,7 @@ macro_rules! every_promise {
             what_cannot_be_admitted_is_rejected_and_the_engine_lives
             logprobs_come_with_every_token
             a_cached_prefix_changes_no_token
+            what_was_not_computed_before_the_release_is_not_cached
             no_slot_is_best_where_none_is_free
             releasing_a_free_slot_is_harmless
             end_tokens_are_never_emitted

@@ -392,6 +392,16 @@ impl<'a> Collected<'a> {
                 check::beginning(expected, pieces)
             };
             match &likeness {
+                // Another text may look like this one with a hole or a repeat, so that the text
+                // proves neither; the counts do: the answer's own, and the pieces that came.
+                parted if self.plan.verify == Verify::NearTie && whole => {
+                    self.equal += u64::from(*parted == Likeness::Equal);
+                    self.differing += u64::from(*parted != Likeness::Equal);
+                    let (tokens, wanted) = (sample.output_tokens, reference.output_tokens);
+                    self.duplicated_tokens += (pieces.len() as u64).saturating_sub(tokens);
+                    self.missing_tokens += wanted.saturating_sub(tokens);
+                    self.wrong_ends += u64::from(sample.finish_reason != reference.finish_reason);
+                }
                 Likeness::Equal => {
                     self.equal += u64::from(whole);
                     let ends_alike = sample.finish_reason == reference.finish_reason

@@ -15,13 +15,14 @@ use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_util::rt::TokioIo;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tower::ServiceExt;
 use tracing::{debug, info, warn};
 
 use super::peer::{Expired, Patience, Peer, Watched};
+use crate::handover::LastCall;
 use crate::metrics::Metrics;
 
 /// What a slow reader may keep in the kernel, in bytes.
@@ -31,6 +32,23 @@ const BUFFER_BYTES_MAX: usize = 64 << 10;
 /// The first and the longest pause after an accept that failed for want of descriptors or memory.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// After the last call, how long a connection that has sent no request may still send one: a new one
+/// whose request is on its way, and one between two requests.
+const LAST_HEAD: Duration = Duration::from_secs(2);
+const LAST_IDLE: Duration = Duration::from_millis(100);
+/// After the last call, how long requests may take to be handed over before nothing is admitted.
+const SETTLE_MAX: Duration = Duration::from_secs(5);
+
+/// How far the end has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Open,
+    /// Nothing is accepted any more; what was accepted is answered.
+    LastCall,
+    /// Connections end as soon as they can.
+    Stopping,
+}
 
 /// Bounds of the accept loop.
 #[derive(Clone, Debug)]
@@ -60,14 +78,30 @@ pub(crate) async fn serve(
     router: Router,
     metrics: Metrics,
     limits: Limits,
+    last_call: Option<LastCall>,
     stop: impl Future<Output = ()>,
 ) {
     let room = Arc::new(Semaphore::new(
         limits.connections_max + limits.connections_reserve,
     ));
-    let (stopping, stopped) = watch::channel(false);
+    let (phase, watched) = watch::channel(Phase::Open);
+    let (unsettled, mut settling) = mpsc::channel::<std::convert::Infallible>(1);
     let mut connections = JoinSet::new();
     let mut stop = pin!(stop);
+    let (begin, settled) = match last_call {
+        Some(LastCall { begin, settled }) => (Some(begin), Some(settled)),
+        None => (None, None),
+    };
+    let mut called = pin!(async move {
+        // A sender that is gone calls nobody.
+        if let Some(begin) = begin
+            && begin.await.is_ok()
+        {
+            return;
+        }
+        std::future::pending().await
+    });
+    let mut ending = Phase::Stopping;
     let mut pause = PAUSE_MIN;
     loop {
         // Finished tasks are taken out here, so that the set holds no more than the cap.
@@ -79,6 +113,10 @@ pub(crate) async fn serve(
         };
         let (permit, accepted) = tokio::select! {
             () = &mut stop => break,
+            () = &mut called => {
+                ending = Phase::LastCall;
+                break;
+            }
             Some(next) = next => next,
         };
         let stream = match accepted {
@@ -89,6 +127,10 @@ pub(crate) async fn serve(
                 metrics.accept_failed();
                 tokio::select! {
                     () = &mut stop => break,
+                    () = &mut called => {
+                        ending = Phase::LastCall;
+                        break;
+                    }
                     () = sleep(pause) => {}
                 }
                 pause = (pause * 2).min(PAUSE_MAX);
@@ -97,25 +139,41 @@ pub(crate) async fn serve(
         };
         pause = PAUSE_MIN;
         let reserve = room.available_permits() < limits.connections_reserve;
-        let (router, metrics, stopped) = (router.clone(), metrics.clone(), stopped.clone());
+        let (router, metrics) = (router.clone(), metrics.clone());
+        let end = End {
+            phase: watched.clone(),
+            unsettled: Some(unsettled.clone()),
+        };
         let patience = limits.patience;
         connections.spawn(async move {
             metrics.connection_opened();
-            connection(
-                stream,
-                router,
-                Arc::new(Peer::new(reserve)),
-                patience,
-                stopped,
-            )
-            .await;
+            connection(stream, router, Arc::new(Peer::new(reserve)), patience, end).await;
             metrics.connection_closed();
             drop(permit);
         });
     }
     // The backlog is whoever's who listens next.
     drop(listener);
-    let _ = stopping.send(true);
+    drop(unsettled);
+    if ending == Phase::LastCall {
+        let _ = phase.send(Phase::LastCall);
+        tokio::select! {
+            // Each connection's sender is gone.
+            _ = settling.recv() => {}
+            () = sleep(SETTLE_MAX) => warn!("some accepted requests come too late"),
+            () = &mut stop => ending = Phase::Stopping,
+        }
+        if let Some(settled) = settled {
+            let _ = settled.send(());
+        }
+        while ending == Phase::LastCall {
+            tokio::select! {
+                () = &mut stop => ending = Phase::Stopping,
+                Some(_) = connections.join_next() => {}
+            }
+        }
+    }
+    let _ = phase.send(Phase::Stopping);
     let all = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(limits.stop_timeout, all)
         .await
@@ -137,12 +195,19 @@ fn is_of_the_peer(error: &io::Error) -> bool {
     )
 }
 
+/// What a connection knows of the end.
+struct End {
+    phase: watch::Receiver<Phase>,
+    /// Held until this connection's request is handed over, or no more will come.
+    unsettled: Option<mpsc::Sender<std::convert::Infallible>>,
+}
+
 async fn connection(
     stream: TcpStream,
     router: Router,
     peer: Arc<Peer>,
     patience: Patience,
-    mut stopped: watch::Receiver<bool>,
+    end: End,
 ) {
     // Tokens go out as they come. Neither option failing is worth refusing a client.
     let _ = stream.set_nodelay(true);
@@ -178,22 +243,52 @@ async fn connection(
             .max_buf_size(BUFFER_BYTES_MAX)
             .serve_connection(socket, service)
     );
-    let mut stop = pin!(async move {
+    let End {
+        mut phase,
+        mut unsettled,
+    } = end;
+    let mut watched = phase.clone();
+    let mut called = pin!(async move {
         // A sender that is gone means the same as a stop.
-        let _ = stopped.wait_for(|stopped| *stopped).await;
+        let _ = watched.wait_for(|phase| *phase >= Phase::LastCall).await;
     });
+    let mut stop = pin!(async move {
+        let _ = phase.wait_for(|phase| *phase >= Phase::Stopping).await;
+    });
+    let mut last_call = false;
     let mut stopping = false;
+    let mut last_chance = pin!(sleep(Duration::ZERO));
     let mut timer = pin!(sleep(patience.head));
     let expired = std::future::poll_fn(|cx| {
-        if !stopping && stop.as_mut().poll(cx).is_ready() {
+        if !last_call && called.as_mut().poll(cx).is_ready() {
+            last_call = true;
+            let more = if peer.is_idle() { LAST_IDLE } else { LAST_HEAD };
+            last_chance
+                .as_mut()
+                .reset(tokio::time::Instant::now() + more);
+        }
+        loop {
+            if !stopping && stop.as_mut().poll(cx).is_ready() {
+                stopping = true;
+                http.as_mut().graceful_shutdown();
+            }
+            if let Poll::Ready(result) = http.as_mut().poll(cx) {
+                if let Err(error) = result {
+                    debug!(%error, "a connection ended");
+                }
+                return Poll::Ready(None);
+            }
+            if last_call && peer.is_submitted() {
+                unsettled = None;
+            }
+            // The request that is being served is the last one. A connection without one is closed,
+            // but not before what is on its way has been read: closing then would reset it.
+            let last = peer.is_busy() || last_chance.as_mut().poll(cx).is_ready();
+            if !last_call || stopping || !last {
+                break;
+            }
             stopping = true;
             http.as_mut().graceful_shutdown();
-        }
-        if let Poll::Ready(result) = http.as_mut().poll(cx) {
-            if let Err(error) = result {
-                debug!(%error, "a connection ended");
-            }
-            return Poll::Ready(None);
         }
         let Some((at, kind)) = peer.deadline(&patience) else {
             return Poll::Pending;
@@ -289,7 +384,7 @@ mod tests {
         let metrics = Metrics::new(1, "m");
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let start = Instant::now();
-        let server = tokio::spawn(serve(listener, router, metrics, limits, async {
+        let server = tokio::spawn(serve(listener, router, metrics, limits, None, async {
             let _ = stopped.await;
         }));
         let mut client = TcpStream::connect(address).await.unwrap();

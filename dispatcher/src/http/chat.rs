@@ -21,18 +21,18 @@ pub(crate) async fn handle(
         open,
         identity,
         stream,
-        include_usage,
+        extras,
     } = inference::submit(&app, Route::Chat, request).await?;
     if stream {
-        return respond::stream(open, Route::Chat, &identity, include_usage, app.times).await;
+        return respond::stream(open, Route::Chat, &identity, extras, app.times).await;
     }
-    let mut whole = respond::collect(open, Route::Chat).await?;
+    let mut whole = respond::collect(open, extras, Route::Chat).await?;
     let logprobs = if whole.logprobs.is_empty() {
         Value::Null
     } else {
         whole.logprobs.take_chat()
     };
-    Ok(Json(json!({
+    let mut body = json!({
         "id": identity.id,
         "object": "chat.completion",
         "created": identity.created,
@@ -45,6 +45,7 @@ pub(crate) async fn handle(
         }],
         "usage": whole.usage,
         "timings": whole.timings,
-    }))
-    .into_response())
+    });
+    whole.add_ids(Route::Chat, &mut body);
+    Ok(Json(body).into_response())
 }

@@ -22,18 +22,18 @@ pub(crate) async fn handle(
         open,
         identity,
         stream,
-        include_usage,
+        extras,
     } = inference::submit(&app, ROUTE, request).await?;
     if stream {
-        return respond::stream(open, ROUTE, &identity, include_usage, app.times).await;
+        return respond::stream(open, ROUTE, &identity, extras, app.times).await;
     }
-    let mut whole = respond::collect(open, ROUTE).await?;
+    let mut whole = respond::collect(open, extras, ROUTE).await?;
     let logprobs = if whole.logprobs.is_empty() {
         Value::Null
     } else {
         whole.logprobs.take_completions()
     };
-    Ok(Json(json!({
+    let mut body = json!({
         "id": identity.id,
         "object": "text_completion",
         "created": identity.created,
@@ -46,6 +46,7 @@ pub(crate) async fn handle(
         }],
         "usage": whole.usage,
         "timings": whole.timings,
-    }))
-    .into_response())
+    });
+    whole.add_ids(ROUTE, &mut body);
+    Ok(Json(body).into_response())
 }

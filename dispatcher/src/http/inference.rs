@@ -14,7 +14,7 @@ use super::json;
 use super::openai::Body;
 use super::peer::Peer;
 use super::respond::Open;
-use super::sse::Identity;
+use super::sse::{Extras, Identity};
 use super::validate::{self, Context, Route};
 
 /// A request that was handed over, and how it is to be answered.
@@ -22,7 +22,7 @@ pub(crate) struct Submitted {
     pub(crate) open: Open,
     pub(crate) identity: Identity,
     pub(crate) stream: bool,
-    pub(crate) include_usage: bool,
+    pub(crate) extras: Extras,
 }
 
 /// Reads, checks and submits `request`.
@@ -58,10 +58,16 @@ pub(crate) async fn submit(
             fresh_seed: app.draw(),
             priority_header: text(&head.headers, "x-priority"),
             timeout_header: text(&head.headers, "x-request-timeout"),
+            vocabulary: app.gateway.view().vocabulary,
         };
         validate::check(route, body, &context)?
     };
+    let extras = Extras {
+        usage: checked.include_usage,
+        token_ids: checked.submission.return_token_ids,
+    };
     let ticket = app.gateway.submit(checked.submission).await;
+    peer.set_submitted();
     debug!(
         request = %ticket.request,
         id = text(&head.headers, "x-request-id").unwrap_or(""),
@@ -80,7 +86,7 @@ pub(crate) async fn submit(
             model: app.served_model.clone(),
         },
         stream: checked.stream,
-        include_usage: checked.include_usage,
+        extras,
     })
 }
 

@@ -33,6 +33,7 @@ use axum::routing::{get, post};
 use tokio::net::TcpListener;
 
 use crate::gateway::Gateway;
+use crate::handover::LastCall;
 use crate::metrics::Metrics;
 use error::ApiError;
 use peer::Patience;
@@ -151,7 +152,15 @@ impl App {
 }
 
 /// Serves `front` on `listener` until `stop` resolves and what was running then has ended.
-pub async fn serve(listener: TcpListener, front: Front, stop: impl Future<Output = ()>) {
+///
+/// With a `last_call` the listener outlives this process: once it begins nothing is accepted, what was
+/// accepted is answered, idle connections are closed, and only `stop` bounds how long that may take.
+pub async fn serve(
+    listener: TcpListener,
+    front: Front,
+    last_call: Option<LastCall>,
+    stop: impl Future<Output = ()>,
+) {
     let limits = accept::Limits {
         connections_max: front.config.connections_max,
         connections_reserve: front.config.connections_reserve,
@@ -163,7 +172,7 @@ pub async fn serve(listener: TcpListener, front: Front, stop: impl Future<Output
         stop_timeout: front.config.stop_timeout,
     };
     let metrics = front.metrics.clone();
-    accept::serve(listener, router(front), metrics, limits, stop).await;
+    accept::serve(listener, router(front), metrics, limits, last_call, stop).await;
 }
 
 fn router(front: Front) -> Router {

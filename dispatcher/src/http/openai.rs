@@ -53,6 +53,7 @@ pub(crate) struct Body {
     pub(crate) stream_options: Option<Object<StreamOptions>>,
     pub(crate) batch_invariant: Option<bool>,
     pub(crate) cache_prompt: Option<bool>,
+    pub(crate) return_token_ids: Option<bool>,
     pub(crate) add_generation_prompt: Option<bool>,
     pub(crate) priority: Option<PriorityField>,
     #[serde(deserialize_with = "real")]

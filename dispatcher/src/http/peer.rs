@@ -46,6 +46,8 @@ pub(crate) struct Peer {
     /// Bytes of the event being written: less than that is no progress.
     event_bytes: AtomicU64,
     stalled: AtomicBool,
+    /// The request that is served was handed over, and is in nobody's hands but the driver's.
+    submitted: AtomicBool,
     /// Above the cap of connections: health and metrics only.
     pub(crate) reserve: bool,
 }
@@ -61,6 +63,7 @@ impl Peer {
             written: AtomicU64::new(0),
             event_bytes: AtomicU64::new(1),
             stalled: AtomicBool::new(false),
+            submitted: AtomicBool::new(false),
             reserve,
         }
     }
@@ -76,12 +79,33 @@ impl Peer {
 
     /// A request's head is read.
     pub(crate) fn busy(&self) {
+        self.submitted.store(false, Ordering::Relaxed);
         self.enter(PHASE_BUSY);
     }
 
     /// A response's last byte was handed to the socket's buffer.
     pub(crate) fn idle(&self) {
         self.enter(PHASE_IDLE);
+    }
+
+    #[must_use]
+    pub(crate) fn is_busy(&self) -> bool {
+        self.phase.load(Ordering::Relaxed) == PHASE_BUSY
+    }
+
+    /// Between two requests: the next one has not begun.
+    #[must_use]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.phase.load(Ordering::Relaxed) == PHASE_IDLE
+    }
+
+    pub(crate) fn set_submitted(&self) {
+        self.submitted.store(true, Ordering::Relaxed);
+    }
+
+    #[must_use]
+    pub(crate) fn is_submitted(&self) -> bool {
+        self.is_busy() && self.submitted.load(Ordering::Relaxed)
     }
 
     /// The size of the events being written from now on.

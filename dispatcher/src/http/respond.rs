@@ -10,14 +10,15 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use hyper::body::Frame;
-use proto::FinishReason;
+use proto::{FinishReason, TokenId};
+use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info};
 
 use super::error::ApiError;
 use super::logprobs::Pending;
 use super::peer::Peer;
-use super::sse::{self, Identity, Renderer};
+use super::sse::{self, Extras, Identity, Renderer};
 use super::timings::{Timings, UsageBody};
 use super::validate::Route;
 use crate::clock::Clock;
@@ -87,11 +88,38 @@ pub(crate) struct Collected {
     pub(crate) reason: FinishReason,
     pub(crate) timings: Timings,
     pub(crate) usage: UsageBody,
+    ids: Option<Ids>,
+}
+
+/// The tokens of a request by their ids.
+#[derive(Debug)]
+struct Ids {
+    prompt: Arc<[TokenId]>,
+    output: Vec<TokenId>,
+}
+
+impl Collected {
+    /// Adds the ids of prompt and output to the answer's `body`, where they were asked for.
+    pub(crate) fn add_ids(&self, route: Route, body: &mut Value) {
+        let Some(ids) = &self.ids else {
+            return;
+        };
+        body["choices"][0]["token_ids"] = json!(ids.output);
+        if route == Route::Completions {
+            body["choices"][0]["prompt_token_ids"] = json!(&ids.prompt[..]);
+        }
+        body["prompt_token_ids"] = json!(&ids.prompt[..]);
+    }
 }
 
 /// Waits for the end.
-pub(crate) async fn collect(mut open: Open, route: Route) -> Result<Collected, ApiError> {
+pub(crate) async fn collect(
+    mut open: Open,
+    extras: Extras,
+    route: Route,
+) -> Result<Collected, ApiError> {
     let mut text = String::new();
+    let mut output = Vec::new();
     let mut logprobs = Pending::default();
     let mut characters = 0;
     let mut batch = Batch::default();
@@ -99,6 +127,9 @@ pub(crate) async fn collect(mut open: Open, route: Route) -> Result<Collected, A
         open.ticket.relay.next(&mut batch).await;
         let mut start = 0;
         for piece in &mut batch.pieces {
+            if extras.token_ids && !piece.repeated {
+                output.push(piece.id);
+            }
             if let Some(one) = piece.logprobs.take() {
                 logprobs.push(one, characters);
                 if route == Route::Completions {
@@ -122,6 +153,10 @@ pub(crate) async fn collect(mut open: Open, route: Route) -> Result<Collected, A
         reason,
         timings: Timings::new(&terminal.timeline, open.clock.now()),
         usage: UsageBody::new(&terminal.timeline),
+        ids: extras.token_ids.then(|| Ids {
+            prompt: open.ticket.relay.prompt_ids().unwrap_or_default(),
+            output,
+        }),
     })
 }
 
@@ -130,7 +165,7 @@ pub(crate) async fn stream(
     mut open: Open,
     route: Route,
     identity: &Identity,
-    include_usage: bool,
+    extras: Extras,
     times: StreamTimes,
 ) -> Result<Response, ApiError> {
     let mut batch = Batch::default();
@@ -142,7 +177,7 @@ pub(crate) async fn stream(
         open.end(terminal);
         return Err(error);
     }
-    let renderer = Renderer::new(route, identity, include_usage);
+    let renderer = Renderer::new(route, identity, extras);
     let slot = Slot::default();
     let first = waited.is_ok().then_some(batch);
     let events = events(open, first, renderer, times.keepalive, slot.clone());
@@ -187,9 +222,9 @@ async fn events(
     if waiting {
         slot.put(Bytes::from_static(sse::KEEPALIVE)).await;
     } else {
-        renderer.role(&mut out);
+        renderer.begin(open.ticket.relay.prompt_ids(), &mut out);
     }
-    let mut said_role = !waiting;
+    let mut begun = !waiting;
     loop {
         if waiting {
             tokio::select! {
@@ -207,9 +242,9 @@ async fn events(
             }
         }
         let pieces = batch.pieces.len();
-        if !said_role && (pieces > 0 || completed(&batch)) {
-            renderer.role(&mut out);
-            said_role = true;
+        if !begun && (pieces > 0 || completed(&batch)) {
+            renderer.begin(open.ticket.relay.prompt_ids(), &mut out);
+            begun = true;
         }
         let mut piece = 0;
         while piece < pieces {

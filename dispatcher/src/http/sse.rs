@@ -3,7 +3,9 @@
 //! One event a token with text, many events a write. What is the same in every event of a request is
 //! rendered once.
 
-use proto::FinishReason;
+use std::sync::Arc;
+
+use proto::{FinishReason, TokenId};
 use serde_json::json;
 
 use super::error::ApiError;
@@ -26,11 +28,21 @@ pub(crate) struct Identity {
     pub(crate) model: String,
 }
 
+/// What a client wants beside the text.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Extras {
+    pub(crate) usage: bool,
+    /// The ids of prompt and output.
+    pub(crate) token_ids: bool,
+}
+
 /// Renders one request's stream.
 #[derive(Debug)]
 pub(crate) struct Renderer {
     route: Route,
-    include_usage: bool,
+    extras: Extras,
+    /// The prompt's ids, until the first chunk has said them.
+    prompt: Option<Arc<[TokenId]>>,
     /// `data: {"id":…,"model":…,"choices":[`
     head: Vec<u8>,
     /// `head` and what leads up to a token's text.
@@ -44,7 +56,7 @@ pub(crate) struct Renderer {
 
 impl Renderer {
     #[must_use]
-    pub(crate) fn new(route: Route, identity: &Identity, include_usage: bool) -> Self {
+    pub(crate) fn new(route: Route, identity: &Identity, extras: Extras) -> Self {
         let object = match route {
             Route::Chat => "chat.completion.chunk",
             Route::Completions => "text_completion",
@@ -65,7 +77,8 @@ impl Renderer {
         });
         let mut renderer = Self {
             route,
-            include_usage,
+            extras,
+            prompt: None,
             head,
             prefix,
             suffix: Vec::new(),
@@ -73,13 +86,15 @@ impl Renderer {
             characters: 0,
         };
         let mut suffix = Vec::new();
-        renderer.after_text(&mut suffix);
+        renderer.after_text(&[], &mut suffix);
         renderer.suffix = suffix;
         renderer
     }
 
-    /// The first event of a chat stream, which names the role. The other route has none.
-    pub(crate) fn role(&self, out: &mut Vec<u8>) {
+    /// The first event of a chat stream, which names the role. The other route has none. `prompt`,
+    /// where it is there, goes with the first chunk of either.
+    pub(crate) fn begin(&mut self, prompt: Option<Arc<[TokenId]>>, out: &mut Vec<u8>) {
+        self.prompt = prompt;
         if self.route == Route::Chat {
             out.extend_from_slice(&self.head);
             out.extend_from_slice(
@@ -112,16 +127,20 @@ impl Renderer {
                 self.pending.push(logprobs, self.characters);
                 self.characters += text.chars().count();
             }
-            // A piece without text is held back: what it was said to be comes with the next one.
-            if text.is_empty() {
+            // A piece without text is held back: what it was said to be comes with the next one,
+            // but for its id.
+            if text.is_empty() && !self.extras.token_ids {
                 continue;
             }
             out.extend_from_slice(&self.prefix);
             escape(text, out);
-            if self.pending.is_empty() {
+            if self.extras.token_ids {
+                let ids = if one.repeated { &[][..] } else { &[one.id] };
+                self.after_text(ids, out);
+            } else if self.pending.is_empty() {
                 out.extend_from_slice(&self.suffix);
             } else {
-                self.after_text(out);
+                self.after_text(&[], out);
             }
         }
         piece
@@ -143,14 +162,16 @@ impl Renderer {
         self.logprobs(out);
         out.extend_from_slice(br#","finish_reason":""#);
         out.extend_from_slice(reason.as_str().as_bytes());
-        out.extend_from_slice(br#""}]"#);
-        if self.include_usage {
+        out.push(b'"');
+        self.end_choice(&[], out);
+        self.say_prompt(out);
+        if self.extras.usage {
             out.extend_from_slice(br#","usage":null"#);
         }
         out.extend_from_slice(br#","timings":"#);
         out.extend_from_slice(json!(timings).to_string().as_bytes());
         out.extend_from_slice(b"}\n\n");
-        if self.include_usage {
+        if self.extras.usage {
             out.extend_from_slice(&self.head);
             out.extend_from_slice(br#"],"usage":"#);
             out.extend_from_slice(json!(usage).to_string().as_bytes());
@@ -159,14 +180,32 @@ impl Renderer {
         out.extend_from_slice(DONE);
     }
 
-    fn after_text(&mut self, out: &mut Vec<u8>) {
+    fn after_text(&mut self, ids: &[TokenId], out: &mut Vec<u8>) {
         out.extend_from_slice(match self.route {
             Route::Chat => br#""},"logprobs":"#.as_slice(),
             Route::Completions => br#"","logprobs":"#.as_slice(),
         });
         self.logprobs(out);
-        out.extend_from_slice(br#","finish_reason":null}]"#);
+        out.extend_from_slice(br#","finish_reason":null"#);
+        self.end_choice(ids, out);
         self.close(out);
+    }
+
+    /// Ends the choice, and the list of them.
+    fn end_choice(&self, ids: &[TokenId], out: &mut Vec<u8>) {
+        if self.extras.token_ids {
+            numbers(br#","token_ids":["#, ids, out);
+            if let (Route::Completions, Some(prompt)) = (self.route, &self.prompt) {
+                numbers(br#","prompt_token_ids":["#, prompt, out);
+            }
+        }
+        out.extend_from_slice(b"}]");
+    }
+
+    fn say_prompt(&mut self, out: &mut Vec<u8>) {
+        if let Some(prompt) = self.prompt.take() {
+            numbers(br#","prompt_token_ids":["#, &prompt, out);
+        }
     }
 
     fn logprobs(&mut self, out: &mut Vec<u8>) {
@@ -182,8 +221,9 @@ impl Renderer {
     }
 
     /// Ends an event after its choices.
-    fn close(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(if self.include_usage {
+    fn close(&mut self, out: &mut Vec<u8>) {
+        self.say_prompt(out);
+        out.extend_from_slice(if self.extras.usage {
             b",\"usage\":null}\n\n".as_slice()
         } else {
             b"}\n\n".as_slice()
@@ -196,6 +236,19 @@ pub(crate) fn error(error: &ApiError, out: &mut Vec<u8>) {
     out.extend_from_slice(b"data: ");
     out.extend_from_slice(error.body().to_string().as_bytes());
     out.extend_from_slice(b"\n\n");
+}
+
+/// Appends `lead` and then `ids` as the rest of a JSON array.
+fn numbers(lead: &[u8], ids: &[TokenId], out: &mut Vec<u8>) {
+    out.extend_from_slice(lead);
+    let mut buffer = itoa::Buffer::new();
+    for (index, id) in ids.iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        out.extend_from_slice(buffer.format(*id).as_bytes());
+    }
+    out.push(b']');
 }
 
 /// Appends `text` as the inside of a JSON string.
@@ -251,6 +304,7 @@ mod tests {
                 id: 7,
                 text_end: batch.text.len(),
                 logprobs: None,
+                repeated: false,
             });
         }
         batch
@@ -271,9 +325,13 @@ mod tests {
     #[test]
     fn a_whole_stream_of_each_route_reads_as_its_snapshot() {
         let mut out = Vec::new();
-        for (route, include_usage) in [(Route::Chat, true), (Route::Completions, false)] {
-            let mut renderer = Renderer::new(route, &identity(), include_usage);
-            renderer.role(&mut out);
+        for (route, usage) in [(Route::Chat, true), (Route::Completions, false)] {
+            let extras = Extras {
+                usage,
+                ..Extras::default()
+            };
+            let mut renderer = Renderer::new(route, &identity(), extras);
+            renderer.begin(None, &mut out);
             let mut tokens = batch(&["Hel", "", "lo 🦀\n"]);
             let next = renderer.pieces(&mut tokens, 0, usize::MAX, &mut out);
             assert_eq!(next, 3);
@@ -285,10 +343,45 @@ mod tests {
     }
 
     #[test]
+    fn ids_are_said_for_every_token_once_and_the_prompts_with_the_first_chunk() {
+        for route in [Route::Chat, Route::Completions] {
+            let extras = Extras {
+                usage: false,
+                token_ids: true,
+            };
+            let mut renderer = Renderer::new(route, &identity(), extras);
+            let mut out = Vec::new();
+            renderer.begin(Some([5, 6].as_slice().into()), &mut out);
+            let mut tokens = batch(&["a", "", "bc", "d"]);
+            for (piece, id) in tokens.pieces.iter_mut().zip([10, 11, 12, 12]) {
+                piece.id = id;
+            }
+            tokens.pieces[3].repeated = true;
+            renderer.pieces(&mut tokens, 0, usize::MAX, &mut out);
+            let (timings, usage) = end();
+            renderer.finish(FinishReason::Stop, &timings, &usage, &mut out);
+            let out = String::from_utf8(out).unwrap();
+            let chunks: Vec<serde_json::Value> = out
+                .split_terminator("\n\n")
+                .filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok())
+                .collect();
+            let said: Vec<_> = chunks
+                .iter()
+                .flat_map(|chunk| chunk["choices"][0]["token_ids"].as_array())
+                .flatten()
+                .collect();
+            assert_eq!(said, [10, 11, 12], "{out}");
+            assert_eq!(chunks[0]["prompt_token_ids"], json!([5, 6]), "{out}");
+            let times = out.matches("prompt_token_ids").count();
+            assert_eq!(times, if route == Route::Chat { 1 } else { 2 }, "{out}");
+        }
+    }
+
+    #[test]
     fn log_probabilities_of_held_back_tokens_come_with_the_next_text() {
         let mut out = Vec::new();
         for route in [Route::Chat, Route::Completions] {
-            let mut renderer = Renderer::new(route, &identity(), false);
+            let mut renderer = Renderer::new(route, &identity(), Extras::default());
             let mut tokens = batch(&["", "né", ""]);
             for (piece, bytes) in tokens
                 .pieces
@@ -317,7 +410,7 @@ mod tests {
         let texts: Vec<String> = (0..100).map(|index| format!(" {index}\n")).collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let mut whole = Vec::new();
-        let mut renderer = Renderer::new(Route::Chat, &identity(), false);
+        let mut renderer = Renderer::new(Route::Chat, &identity(), Extras::default());
         renderer.pieces(&mut batch(&texts), 0, usize::MAX, &mut whole);
         let mut steps = Vec::new();
         let mut tokens = batch(&texts);
@@ -335,7 +428,7 @@ mod tests {
         let texts: Vec<String> = (0..64).map(|index| format!(" word{index}")).collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let mut tokens = batch(&texts);
-        let mut renderer = Renderer::new(Route::Chat, &identity(), false);
+        let mut renderer = Renderer::new(Route::Chat, &identity(), Extras::default());
         let mut out = Vec::with_capacity(1 << 16);
         // The best of several rounds: a shared machine's other work is not what is measured.
         let per_second = (0..20)

@@ -9,9 +9,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::App;
-use crate::view::{CountersView, InstanceView, View};
+use crate::view::{CountersView, InstanceView, MemoryView, View};
 
-/// The view with its durations as numbers. `memory` and `bus` are null where nothing measures them.
+/// The view with its durations as numbers. `memory` is null until it is measured; `bus` is null where nothing
+/// measures it.
 #[derive(Serialize)]
 struct Status<'a> {
     version: &'static str,
@@ -25,7 +26,7 @@ struct Status<'a> {
     instances: &'a [InstanceView],
     queue: Queue,
     counters: &'a CountersView,
-    memory: Option<Value>,
+    memory: Option<&'a MemoryView>,
     bus: Option<Value>,
 }
 
@@ -71,7 +72,7 @@ fn of<'a>(view: &'a View, served_model: &'a str) -> Status<'a> {
                 .map(|wait| u64::try_from(wait.as_micros()).unwrap_or(u64::MAX)),
         },
         counters: &view.counters,
-        memory: None,
+        memory: view.memory.as_ref(),
         bus: None,
     }
 }

@@ -39,6 +39,8 @@ pub(crate) struct Context<'a> {
     pub(crate) priority_header: Option<&'a str>,
     /// The `x-request-timeout` header; the body's field wins.
     pub(crate) timeout_header: Option<&'a str>,
+    /// The served model's, where it is known.
+    pub(crate) vocabulary: Option<u32>,
 }
 
 /// A request that can be submitted, and how to answer it.
@@ -79,7 +81,7 @@ pub(crate) fn check(route: Route, body: Body, context: &Context<'_>) -> Result<C
             body.messages.map(|messages| messages.0),
             body.add_generation_prompt.unwrap_or(true),
         )?,
-        Route::Completions => text_prompt(body.prompt)?,
+        Route::Completions => text_prompt(body.prompt, context.vocabulary)?,
     };
     Ok(Checked {
         submission: Submission {
@@ -92,6 +94,7 @@ pub(crate) fn check(route: Route, body: Body, context: &Context<'_>) -> Result<C
             logprobs,
             batch_invariant: body.batch_invariant.unwrap_or(false),
             cache_prompt: body.cache_prompt.unwrap_or(true),
+            return_token_ids: body.return_token_ids.unwrap_or(false),
             key: context.key,
             priority,
             deadline,
@@ -479,7 +482,9 @@ fn chat_message(index: usize, message: Message) -> Result<ChatMessage, ApiError>
     })
 }
 
-fn text_prompt(prompt: Option<Prompt>) -> Result<PromptInput, ApiError> {
+fn text_prompt(prompt: Option<Prompt>, vocabulary: Option<u32>) -> Result<PromptInput, ApiError> {
+    // Before a model is loaded nobody knows; then the worker refuses it.
+    let is_unknown = |id: &u32| vocabulary.is_some_and(|tokens| *id >= tokens);
     match prompt {
         None => Err(missing("prompt")),
         Some(Prompt::Text(text)) if text.is_empty() => {
@@ -489,7 +494,17 @@ fn text_prompt(prompt: Option<Prompt>) -> Result<PromptInput, ApiError> {
             Err(ApiError::value("prompt", "`prompt` must not be empty"))
         }
         Some(Prompt::Text(text)) => Ok(PromptInput::Text(text)),
-        Some(Prompt::Ids(ids)) => Ok(PromptInput::Ids(ids)),
+        Some(Prompt::Ids(ids)) => match ids.iter().find(|id| is_unknown(id)) {
+            None => Ok(PromptInput::Ids(ids)),
+            Some(id) => Err(ApiError::invalid(
+                "invalid_prompt",
+                format!(
+                    "token {id} is not among the model's {}",
+                    vocabulary.unwrap_or_default()
+                ),
+            )
+            .with_param("prompt")),
+        },
         Some(Prompt::Several(number)) => Err(ApiError::unsupported(
             "prompt",
             format!("`prompt` holds {number} prompts: one prompt is served a request"),

@@ -70,17 +70,20 @@ pub(super) fn check(
     let Some(facts) = facts else {
         return Ok(());
     };
-    let limit_bytes = u64::from(facts.context_tokens) * u64::from(facts.longest_token_bytes);
-    if arrival.prompt_bytes > limit_bytes {
-        return Err(Denied::PromptTooLarge {
-            bytes: arrival.prompt_bytes,
-            limit_bytes,
-        });
-    }
+    check_bytes(arrival.prompt_bytes, facts)?;
     match arrival.prompt_tokens {
         Some(prompt_tokens) => check_length(prompt_tokens, facts.context_tokens),
         None => Ok(()),
     }
+}
+
+/// A text of more bytes than the longest tokens of a whole context need not be counted.
+pub(super) fn check_bytes(bytes: u64, facts: &WorkerFacts) -> Result<(), Denied> {
+    let limit_bytes = u64::from(facts.context_tokens) * u64::from(facts.longest_token_bytes);
+    if bytes > limit_bytes {
+        return Err(Denied::PromptTooLarge { bytes, limit_bytes });
+    }
+    Ok(())
 }
 
 /// A prompt must leave room for one token.

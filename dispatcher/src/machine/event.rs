@@ -224,7 +224,7 @@ pub enum AttemptError {
     NotTaken,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MemoryPressure {
     #[default]
     None,

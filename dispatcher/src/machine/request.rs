@@ -14,6 +14,8 @@ use super::tick::Tick;
 /// Tokens assumed of a request that named no bound.
 const OUTPUT_TOKENS_ASSUMED: u32 = 256;
 
+const TOKEN_ID_BYTES: u64 = 4;
+
 /// Where a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
@@ -38,6 +40,8 @@ pub(super) struct Request {
     pub(super) ticket: Ticket,
     pub(super) fingerprint: Fingerprint,
     pub(super) affinity: Option<u64>,
+    /// Of text; 0 for ids.
+    pub(super) prompt_bytes: u64,
     pub(super) prompt_is_ids: bool,
     pub(super) prompt_tokens: Option<u32>,
     pub(super) max_tokens: Option<u32>,
@@ -82,6 +86,7 @@ impl Request {
             ticket,
             fingerprint: arrival.fingerprint,
             affinity: arrival.affinity,
+            prompt_bytes: arrival.prompt_bytes,
             prompt_is_ids: arrival.prompt_tokens.is_some(),
             prompt_tokens: arrival.prompt_tokens,
             max_tokens: arrival.max_tokens,
@@ -109,6 +114,15 @@ impl Request {
     /// It had a slot at some time: the queue's time-out applies no more, and refusals become failures.
     pub(super) fn has_started(&self) -> bool {
         self.assigned.is_some()
+    }
+
+    /// How it waits: what its relay has accepted so far is kept for the resume, and counts.
+    pub(super) fn waiting_ticket(&self) -> Ticket {
+        let emitted = u64::from(self.tokens) * TOKEN_ID_BYTES;
+        Ticket {
+            bytes: self.ticket.bytes + emitted,
+            ..self.ticket
+        }
     }
 
     /// One more death of an engine is one too many.

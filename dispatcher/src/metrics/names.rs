@@ -98,8 +98,10 @@ names! {
         "Requests assigned to the instance."
     INSTANCE_PULSE_AGE "dispatcher_instance_pulse_age_seconds" Gauge ["instance"]
         "Since the instance's engine last made progress."
-    INSTANCE_RESIDENT "dispatcher_instance_resident_bytes" Gauge ["instance"]
-        "Memory of the instance's worker; pages shared between workers count in each."
+    INSTANCE_FOOTPRINT "dispatcher_instance_footprint_bytes" Gauge ["instance"]
+        "Memory of the instance's worker, with its share of what workers have in common (Linux: PSS; macOS: physical footprint)."
+    INSTANCE_PRIVATE "dispatcher_instance_private_bytes" Gauge ["instance"]
+        "Memory that would come free with the instance's worker."
     INSTANCE_TOKEN_RATE "dispatcher_instance_tokens_per_second" Gauge ["instance"]
         "Tokens decoded over the last seconds."
     INSTANCE_RESTARTS "dispatcher_instance_restarts_total" Counter ["instance"]
@@ -115,6 +117,14 @@ names! {
         "Estimated tokens of waiting requests."
     QUEUE_OLDEST "dispatcher_queue_oldest_wait_seconds" Gauge []
         "How long the oldest waiting request has waited; 0 where none waits."
+    MEMORY_USED "dispatcher_memory_used_bytes" Gauge []
+        "Used of the bound on memory that is nearest to being used up: the machine's, the cgroup's, or --memory-limit."
+    MEMORY_LIMIT "dispatcher_memory_limit_bytes" Gauge []
+        "That bound."
+    MEMORY_WORKERS "dispatcher_memory_workers_bytes" Gauge []
+        "Memory of all workers together, shared pages counted once."
+    MEMORY_PRESSURE "dispatcher_memory_pressure" Gauge []
+        "0: none; 1: soft, no new work is given out; 2: hard, what waits is sent away."
     READY "dispatcher_ready" Gauge []
         "1 where /ready answers 200."
     UPTIME "dispatcher_uptime_seconds" Gauge []

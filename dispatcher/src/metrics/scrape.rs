@@ -14,7 +14,7 @@ use prometheus_client::registry::Registry;
 use super::export::{Inner, PerInstance, Words};
 use super::histogram::Histogram;
 use super::names::{self, Kind, Name};
-use crate::view::{InstanceView, View};
+use crate::view::{InstanceView, MemoryView, View};
 
 const STATES: [&str; 8] = [
     "spawning",
@@ -169,7 +169,7 @@ impl Collector for Scrape {
             })
         })?;
         instances(to, &view.instances)?;
-        queue(to, view)?;
+        totals(to, view)?;
 
         metric(to, &names::HTTP_RESPONSES, |samples| {
             let responses = inner
@@ -227,14 +227,17 @@ fn instances(to: &mut DescriptorEncoder<'_>, list: &[InstanceView]) -> fmt::Resu
         })
     })?;
     type Of = fn(&InstanceView) -> Option<f64>;
-    let gauges: [(&Name, Of); 5] = [
+    let gauges: [(&Name, Of); 6] = [
         (&names::INSTANCE_SLOTS, |one| Some(one.slots.into())),
         (&names::INSTANCE_RUNNING, |one| Some(one.running.into())),
         (&names::INSTANCE_PULSE_AGE, |one| {
             one.last_pulse_us.map(|age| age as f64 / 1e6)
         }),
-        (&names::INSTANCE_RESIDENT, |one| {
-            one.resident_bytes.map(|bytes| bytes as f64)
+        (&names::INSTANCE_FOOTPRINT, |one| {
+            one.footprint_bytes.map(|bytes| bytes as f64)
+        }),
+        (&names::INSTANCE_PRIVATE, |one| {
+            one.private_bytes.map(|bytes| bytes as f64)
         }),
         (&names::INSTANCE_TOKEN_RATE, |one| Some(one.tokens_per_s)),
     ];
@@ -261,7 +264,7 @@ fn instances(to: &mut DescriptorEncoder<'_>, list: &[InstanceView]) -> fmt::Resu
     Ok(())
 }
 
-fn queue(to: &mut DescriptorEncoder<'_>, view: &View) -> fmt::Result {
+fn totals(to: &mut DescriptorEncoder<'_>, view: &View) -> fmt::Result {
     let queue = &view.queue;
     let oldest = queue.oldest_wait.unwrap_or_default().as_secs_f64();
     for (name, value) in [
@@ -269,6 +272,25 @@ fn queue(to: &mut DescriptorEncoder<'_>, view: &View) -> fmt::Result {
         (&names::QUEUE_BYTES, queue.bytes as f64),
         (&names::QUEUE_TOKENS, queue.tokens as f64),
         (&names::QUEUE_OLDEST, oldest),
+    ] {
+        metric(to, name, |samples| samples.gauge(&[], value))?;
+    }
+    let memory = |of: fn(&MemoryView) -> f64| view.memory.as_ref().map(of);
+    for (name, value) in [
+        (&names::MEMORY_USED, memory(|one| one.used_bytes as f64)),
+        (&names::MEMORY_LIMIT, memory(|one| one.limit_bytes as f64)),
+        (
+            &names::MEMORY_WORKERS,
+            memory(|one| one.workers_bytes as f64),
+        ),
+        (&names::MEMORY_PRESSURE, memory(MemoryView::level)),
+    ] {
+        metric(to, name, |samples| match value {
+            Some(value) => samples.gauge(&[], value),
+            None => Ok(()),
+        })?;
+    }
+    for (name, value) in [
         (&names::READY, f64::from(u8::from(view.ready))),
         (&names::UPTIME, view.uptime_us as f64 / 1e6),
     ] {
@@ -320,9 +342,11 @@ mod tests {
             instances: vec![InstanceView {
                 state: "ready",
                 last_pulse_us: Some(1),
-                resident_bytes: Some(1),
+                footprint_bytes: Some(1),
+                private_bytes: Some(1),
                 ..InstanceView::default()
             }],
+            memory: Some(MemoryView::default()),
             ..View::default()
         };
         let metrics = Metrics::new(1, "m\"odel");

@@ -101,6 +101,45 @@ async fn usage_comes_in_one_last_chunk_without_choices_where_it_was_asked_for() 
 }
 
 #[tokio::test]
+async fn ids_of_prompt_and_output_come_where_they_are_asked_for() {
+    let mut world = World::start(config()).await;
+    for (path, stream) in [
+        (CHAT, false),
+        (CHAT, true),
+        (COMPLETIONS, false),
+        (COMPLETIONS, true),
+    ] {
+        let body = json!({
+            "messages": [{"role": "user", "content": "hi"}],
+            "prompt": "hi",
+            "stream": stream,
+            "return_token_ids": true,
+        });
+        let mut client = world.client().await;
+        let asking = tokio::spawn(async move { client.send(post(path, body.to_string())).await });
+        let mut arrived = world.arrived().await;
+        arrived.tokens(&["a", ""]);
+        arrived.finish(&["b"], FinishReason::Stop);
+        let reply = asking.await.unwrap();
+        let parts: Vec<Value> = if stream {
+            let events = events(&reply.body).into_iter();
+            events
+                .filter_map(|event| serde_json::from_str(event).ok())
+                .collect()
+        } else {
+            vec![reply.json()]
+        };
+        assert_eq!(parts[0]["prompt_token_ids"], json!([7, 8, 9]), "{reply:?}");
+        let ids: Vec<_> = parts
+            .iter()
+            .flat_map(|part| part["choices"][0]["token_ids"].as_array())
+            .flatten()
+            .collect();
+        assert_eq!(ids, [1, 1, 1], "{reply:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_stream_without_any_token_still_has_its_role_and_finish() {
     let mut world = World::start(config()).await;
     let mut client = world.client().await;

@@ -68,7 +68,7 @@ impl World {
             config,
         };
         let (stop, stopped) = oneshot::channel();
-        let server = tokio::spawn(http::serve(listener, front, async {
+        let server = tokio::spawn(http::serve(listener, front, None, async {
             let _ = stopped.await;
         }));
         Self {
@@ -87,6 +87,9 @@ impl World {
                 submission,
                 relay,
             } => {
+                if submission.return_token_ids {
+                    relay.prompt(|| [7, 8, 9].as_slice().into());
+                }
                 relay.assign(Attempt(1), InstanceId(0), 3, Tick::from_micros(1));
                 Arrived {
                     request,
@@ -144,6 +147,7 @@ impl Arrived {
             attempt: Attempt(1),
             first_index: self.sent,
             tokens,
+            tail: String::new(),
             end,
         };
         self.sent += u32::try_from(texts.len()).unwrap();

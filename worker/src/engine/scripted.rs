@@ -283,8 +283,13 @@ impl Engine for ScriptedEngine {
     }
 
     fn release(&mut self, slot: Slot) {
-        if let Some(place) = self.place(slot) {
-            place.row = None;
+        if let Some(place) = self.place(slot)
+            && let Some(row) = place.row.take()
+        {
+            // What was not computed yet is not in the cache.
+            let left = usize::try_from(row.prefill).unwrap_or(usize::MAX);
+            let computed = place.sequence.len().saturating_sub(left);
+            place.sequence.truncate(computed);
         }
     }
 

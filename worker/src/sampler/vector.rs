@@ -3,8 +3,8 @@
 //! Every function adds and compares in a fixed order, whatever the machine's vector width: the same
 //! logits give the same token everywhere.
 
-/// Lanes of one pass: two AVX-512 or eight SSE registers.
-const LANES: usize = 32;
+/// Lanes of one pass: four SSE or one AVX-512 register. With more the compiler gives up.
+const LANES: usize = 16;
 /// Values of one block of [`Weights`].
 pub(super) const BLOCK: usize = 256;
 
@@ -19,21 +19,16 @@ pub(super) fn maximum(values: &[f32]) -> Result<f32, Unusable> {
     let mut bad = [0_u32; LANES];
     let (chunks, rest) = values.as_chunks::<LANES>();
     for chunk in chunks {
-        for lane in 0..LANES {
-            let x = chunk[lane];
-            best[lane] = if x > best[lane] { x } else { best[lane] };
-            bad[lane] |= u32::from(x.is_nan() | (x == f32::INFINITY));
+        for ((best, bad), &x) in best.iter_mut().zip(&mut bad).zip(chunk) {
+            *best = if x > *best { x } else { *best };
+            *bad |= u32::from(x < f32::INFINITY) ^ 1;
         }
     }
     let mut top = f32::NEG_INFINITY;
-    let mut any_bad = 0;
-    for lane in 0..LANES {
-        top = if best[lane] > top { best[lane] } else { top };
-        any_bad |= bad[lane];
-    }
-    for &x in rest {
+    let mut any_bad = bad.iter().fold(0, |all, bad| all | bad);
+    for &x in best.iter().chain(rest) {
         top = if x > top { x } else { top };
-        any_bad |= u32::from(x.is_nan() | (x == f32::INFINITY));
+        any_bad |= u32::from(x < f32::INFINITY) ^ 1;
     }
     if any_bad != 0 || top == f32::NEG_INFINITY {
         Err(Unusable)
@@ -64,10 +59,11 @@ pub(super) fn argmax(values: &[f32]) -> Result<usize, Unusable> {
 ///
 /// Cephes' `expf`: x = n·ln 2 + r, a polynomial for e^r, and n put into the exponent's bits. The
 /// rounding is done by adding 1.5·2²³, which every vector unit can do; `floor` needs SSE4.1.
+#[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     const MAGIC: f32 = 12_582_912.0;
     let clamped = if x > -87.0 { x } else { -87.0 };
-    let shifted = clamped.mul_add_plain(std::f32::consts::LOG2_E, MAGIC);
+    let shifted = clamped * std::f32::consts::LOG2_E + MAGIC;
     let n = shifted - MAGIC;
     let r = clamped - n * 0.693_359_4 + n * 2.121_944_4e-4;
     let mut p = 1.987_569_2e-4;
@@ -81,18 +77,9 @@ pub(super) fn exp(x: f32) -> f32 {
         .wrapping_add(127)
         << 23;
     let result = e_r * f32::from_bits(power);
-    if x > -87.0 { result } else { 0.0 }
-}
-
-trait Plain {
-    fn mul_add_plain(self, a: f32, b: f32) -> f32;
-}
-
-impl Plain for f32 {
-    /// Two roundings: the fused kind is a library call on machines without it.
-    fn mul_add_plain(self, a: f32, b: f32) -> f32 {
-        self * a + b
-    }
+    // A mask and not a choice: the compiler makes a branch of a choice, and no vectors.
+    let kept = 0_u32.wrapping_sub(u32::from(x > -87.0));
+    f32::from_bits(result.to_bits() & kept)
 }
 
 /// Unnormalised probabilities of a whole vocabulary, with the sum of each block of it.
@@ -106,9 +93,10 @@ pub(super) struct Weights {
 impl Weights {
     /// e^((x − top) × scale) of each value.
     pub(super) fn fill(&mut self, logits: &[f32], top: f32, scale: f32) {
-        self.values.clear();
-        self.values
-            .extend(logits.iter().map(|&x| exp((x - top) * scale)));
+        self.values.resize(logits.len(), 0.0);
+        for (into, &x) in self.values.iter_mut().zip(logits) {
+            *into = exp((x - top) * scale);
+        }
         self.blocks.clear();
         self.blocks.extend(self.values.chunks(BLOCK).map(sum));
         self.total = self.blocks.iter().sum();

@@ -24,7 +24,7 @@ fn real_model_greedy_text_is_that_of_a_plain_loop() {
     }
     eprintln!("near ties: {ties} of 12");
     assert!(
-        ties <= 4,
+        ties <= 2,
         "{ties} of 12 are near ties: more than rounding explains"
     );
 }
@@ -70,7 +70,7 @@ fn real_model_a_row_in_a_changing_batch_says_what_it_says_alone() {
     assert_eq!(compared, 24);
     assert!(largest >= 5, "the batch never filled: {largest}");
     assert!(
-        ties <= 8,
+        ties <= 2,
         "{ties} of 24 are near ties: more than rounding explains"
     );
 }
@@ -342,7 +342,7 @@ fn real_model_a_seeded_stream_resumed_elsewhere_goes_on_as_the_same_stream() {
     }
     eprintln!("near draws: {ties} of 18");
     assert!(
-        ties <= 6,
+        ties <= 2,
         "{ties} of 18 parted: more than rounding explains"
     );
 }

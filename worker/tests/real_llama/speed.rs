@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use proto::generate::Sampling;
 use worker::engine::{Engine, Pulse, Task};
+use worker::sampler::Sampler;
 
 use crate::stream::{Driver, engine, greedy, long_prompt, prompts};
 
@@ -60,4 +62,77 @@ fn real_model_speed() {
         "900 tokens joined 3 streams in {:?}, longest step {longest:?}",
         begun.elapsed()
     );
+}
+
+#[test]
+#[ignore = "measures, and means something on a quiet machine only"]
+fn sampler_speed() {
+    let vocabulary = 151_936_u32;
+    let logits: Vec<f32> = (0..vocabulary)
+        .map(|t| ((t.wrapping_mul(2_654_435_761)) >> 16) as f32 / 3000.0 - 5.0)
+        .collect();
+    let ways = [
+        (
+            "greedy",
+            Sampling {
+                temperature: 0.0,
+                ..Sampling::default()
+            },
+            None,
+        ),
+        (
+            "greedy, 5 logprobs",
+            Sampling {
+                temperature: 0.0,
+                ..Sampling::default()
+            },
+            Some(5),
+        ),
+        ("temperature 1", Sampling::default(), None),
+        (
+            "top-p 0.9",
+            Sampling {
+                top_p: 0.9,
+                ..Sampling::default()
+            },
+            None,
+        ),
+        (
+            "top-k 40, top-p 0.9",
+            Sampling {
+                top_k: 40,
+                top_p: 0.9,
+                ..Sampling::default()
+            },
+            None,
+        ),
+        (
+            "min-p 0.05",
+            Sampling {
+                min_p: 0.05,
+                ..Sampling::default()
+            },
+            None,
+        ),
+        (
+            "penalties, greedy",
+            Sampling {
+                temperature: 0.0,
+                repetition_penalty: 1.1,
+                ..Sampling::default()
+            },
+            None,
+        ),
+    ];
+    for (name, sampling, logprobs) in ways {
+        let mut sampler = Sampler::new(&sampling, logprobs, &[1, 2, 3], &[]);
+        let mut best = Duration::MAX;
+        for index in 0..200 {
+            let begun = Instant::now();
+            let sampled = sampler.sample(&logits, index).expect("finite");
+            best = best.min(begun.elapsed());
+            assert!(sampled.token < vocabulary);
+        }
+        eprintln!("{name}: {best:?} a token of {vocabulary}");
+    }
 }

@@ -5,6 +5,7 @@
     unreachable_pub,
     reason = "each test binary uses its own part of the support"
 )]
+#![allow(unreachable_pub, reason = "it is a module of several test programs")]
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
@@ -22,6 +23,7 @@ pub mod plain;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -33,8 +35,195 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 pub struct System {
     child: Child,
     pub address: String,
-    pub run_directory: tempfile::TempDir,
+    pub run_directory: Arc<tempfile::TempDir>,
     pub log: PathBuf,
+}
+
+/// How a dispatcher is to be started, where the plain way is not enough.
+pub struct Start {
+    arguments: Vec<String>,
+    folder: Arc<tempfile::TempDir>,
+    shell: Option<String>,
+    environment: Vec<(String, String)>,
+    worker: PathBuf,
+}
+
+/// A dispatcher that did not start.
+#[derive(Debug)]
+pub struct Refused {
+    pub code: Option<i32>,
+    pub log: String,
+    pub took: Duration,
+}
+
+impl Start {
+    pub fn new(arguments: &[&str]) -> Self {
+        let folder = tempfile::Builder::new()
+            .prefix("dsp")
+            .tempdir_in("/tmp")
+            .unwrap();
+        Self {
+            arguments: arguments.iter().map(|&word| word.to_owned()).collect(),
+            folder: Arc::new(folder),
+            shell: None,
+            environment: Vec::new(),
+            worker: PathBuf::from(env!("CARGO_BIN_EXE_dispatcher-worker")),
+        }
+    }
+
+    /// Scripted workers with this script.
+    pub fn scripted(script: &str, arguments: &[&str]) -> Self {
+        Self::new(&[&scripted_arguments(script)[..], arguments].concat())
+    }
+
+    /// Where its log, its run directory and its workers' script are.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// In the run directory that `other` has or had.
+    pub fn in_place_of(mut self, other: &System) -> Self {
+        self.folder = Arc::clone(&other.run_directory);
+        self
+    }
+
+    /// After these words of a shell, which holds for the dispatcher and its workers.
+    pub fn after_shell(mut self, words: &str) -> Self {
+        self.shell = Some(words.to_owned());
+        self
+    }
+
+    pub fn environment(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Workers that a shell starts after these words, in the process that becomes the worker.
+    pub fn workers_after_shell(mut self, words: &str) -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let path = self.folder.path().join("worker.sh");
+        let program = env!("CARGO_BIN_EXE_dispatcher-worker");
+        std::fs::write(
+            &path,
+            format!("#!/bin/sh\n{words}\nexec {program} \"$@\"\n"),
+        )
+        .unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
+        self.worker = path;
+        self
+    }
+
+    fn spawn(&self) -> (Child, PathBuf) {
+        let taken = |number: &u32| self.folder.path().join(format!("{number}.log")).exists();
+        let number = (1..).find(|number| !taken(number)).unwrap();
+        let log = self.folder.path().join(format!("{number}.log"));
+        let output = std::fs::File::create(&log).unwrap();
+        let mut command = match &self.shell {
+            None => Command::new(dispatcher_program()),
+            Some(words) => {
+                let mut command = Command::new("/bin/sh");
+                command
+                    .args(["-c", &format!("{words}; exec \"$0\" \"$@\"")])
+                    .arg(dispatcher_program());
+                command
+            }
+        };
+        let child = command
+            .args(["--run-dir"])
+            .arg(self.folder.path().join("run"))
+            .arg("--worker")
+            .arg(&self.worker)
+            .args(
+                (!self.arguments.iter().any(|word| word == "--port"))
+                    .then_some(["--port", "0"])
+                    .into_iter()
+                    .flatten(),
+            )
+            .args(&self.arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().unwrap())
+            .stderr(output)
+            .spawn()
+            .unwrap();
+        (child, log)
+    }
+
+    /// Starts it and waits until it is ready.
+    pub fn start(self) -> System {
+        let system = self.launch();
+        system.await_ready();
+        system
+    }
+
+    /// Starts it and waits until it listens.
+    pub fn launch(self) -> System {
+        let (child, log) = self.spawn();
+        let mut system = System {
+            child,
+            address: String::new(),
+            run_directory: self.folder,
+            log,
+        };
+        let state = system.run_directory.path().join("run/dispatcher.json");
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Ok(bytes) = std::fs::read(&state)
+                && let Ok(value) = serde_json::from_slice::<Value>(&bytes)
+                && value["pid"] == system.pid()
+            {
+                system.address = value["address"].as_str().unwrap().to_owned();
+                return system;
+            }
+            if let Ok(Some(status)) = system.child.try_wait() {
+                panic!("the dispatcher ended with {status}:\n{}", system.read_log());
+            }
+            assert!(
+                Instant::now() < deadline,
+                "the dispatcher does not listen:\n{}",
+                system.read_log()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Starts it and waits for its end.
+    pub fn refused(self) -> Refused {
+        let begun = Instant::now();
+        let (mut child, log) = self.spawn();
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            if begun.elapsed() > PATIENCE {
+                let _ = child.kill();
+                panic!("the dispatcher does not refuse to start");
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        Refused {
+            code: status.code(),
+            took: begun.elapsed(),
+            log: std::fs::read_to_string(log).unwrap(),
+        }
+    }
+}
+
+fn scripted_arguments(script: &str) -> [&str; 6] {
+    // An endless output is the default: the script that changes nothing.
+    let script = if script.is_empty() {
+        "length=0"
+    } else {
+        script
+    };
+    [
+        "--engine",
+        "scripted",
+        "--scripted",
+        script,
+        "--model",
+        "scripted",
+    ]
 }
 
 /// The dispatcher's program, built beside the worker's.
@@ -66,16 +255,7 @@ pub fn model() -> PathBuf {
 impl System {
     /// Scripted workers with this script (`key=value,…`).
     pub fn scripted(script: &str, arguments: &[&str]) -> Self {
-        let mut all = vec![
-            "--engine",
-            "scripted",
-            "--scripted",
-            script,
-            "--model",
-            "scripted",
-        ];
-        all.extend_from_slice(arguments);
-        Self::start(&all)
+        Start::scripted(script, arguments).start()
     }
 
     /// Workers on the real model, one compute thread each.
@@ -98,48 +278,7 @@ impl System {
 
     /// Starts a dispatcher and waits until it listens.
     pub fn launch(arguments: &[&str]) -> Self {
-        let run_directory = tempfile::Builder::new()
-            .prefix("dsp")
-            .tempdir_in("/tmp")
-            .unwrap();
-        let log = run_directory.path().join("dispatcher.log");
-        let output = std::fs::File::create(&log).unwrap();
-        let child = Command::new(dispatcher_program())
-            .args(["--port", "0", "--run-dir"])
-            .arg(run_directory.path().join("run"))
-            .arg("--worker")
-            .arg(env!("CARGO_BIN_EXE_dispatcher-worker"))
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(output.try_clone().unwrap())
-            .stderr(output)
-            .spawn()
-            .unwrap();
-        let mut system = Self {
-            child,
-            address: String::new(),
-            run_directory,
-            log,
-        };
-        let state = system.run_directory.path().join("run/dispatcher.json");
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Ok(bytes) = std::fs::read(&state)
-                && let Ok(value) = serde_json::from_slice::<Value>(&bytes)
-            {
-                system.address = value["address"].as_str().unwrap().to_owned();
-                return system;
-            }
-            if let Ok(Some(status)) = system.child.try_wait() {
-                panic!("the dispatcher ended with {status}:\n{}", system.read_log());
-            }
-            assert!(
-                Instant::now() < deadline,
-                "the dispatcher does not listen:\n{}",
-                system.read_log()
-            );
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        Start::new(arguments).launch()
     }
 
     pub fn read_log(&self) -> String {
@@ -196,6 +335,44 @@ impl System {
         }
         assert!(found, "no metric {name} in:\n{text}");
         sum
+    }
+
+    /// The value of the one series of a metric that has all of `labels` (`name="value"`); 0 where
+    /// there is none yet.
+    pub fn metric_with(&self, name: &str, labels: &[&str]) -> f64 {
+        let (_, text) = client::get_blocking(&self.address, "/metrics");
+        let found = text.lines().find_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let rest = series.strip_prefix(name)?;
+            let fits = rest.starts_with('{') && labels.iter().all(|label| rest.contains(label));
+            fits.then(|| value.parse::<f64>().unwrap())
+        });
+        found.unwrap_or(0.0)
+    }
+
+    /// The crash records on disk, the newest first.
+    pub fn crash_records(&self) -> Vec<Value> {
+        let folder = self.run_directory.path().join("run/crashes");
+        let mut paths: Vec<_> = std::fs::read_dir(folder)
+            .map(|entries| entries.map(|entry| entry.unwrap().path()).collect())
+            .unwrap_or_default();
+        paths.retain(|path: &PathBuf| path.extension().is_some_and(|suffix| suffix == "json"));
+        paths.sort();
+        let read = |path: &PathBuf| serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        paths.iter().rev().map(read).collect()
+    }
+
+    /// Waits until the log has `words`.
+    pub fn await_log(&self, words: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.read_log().contains(words) {
+            assert!(
+                Instant::now() < deadline,
+                "the log never says `{words}`:\n{}",
+                self.read_log()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Pids of the workers, by instance.
@@ -255,6 +432,26 @@ pub fn kill(pid: u32, signal: nix::sys::signal::Signal) {
     let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap());
     // It may have ended by itself meanwhile; that is for the test's assertions to notice.
     let _ = nix::sys::signal::kill(pid, signal);
+}
+
+/// Processor time that the process has taken so far.
+pub fn processor_time(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    // A tick is 10 ms on every Linux that is in use.
+    Duration::from_millis(ticks * 10)
+}
+
+/// Bytes of the process that are in memory now.
+pub fn resident_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS"))
+        .unwrap();
+    let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    kib << 10
 }
 
 /// Whether the process exists and is no zombie.

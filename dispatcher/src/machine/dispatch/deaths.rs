@@ -130,7 +130,7 @@ impl Dispatch {
                 continue;
             };
             request.phase = Phase::Held { instance };
-            self.queue.push(request.ticket, true, Place::Away);
+            self.queue.push(request.waiting_ticket(), true, Place::Away);
             self.instances[index].casualties.push(id);
             self.instances[index].batch.push(id);
             self.arm_request(id);

@@ -241,11 +241,20 @@ impl Dispatch {
     fn measure(&mut self, id: RequestId, index: usize) {
         let place = &mut self.instances[index];
         let (instance, generation) = (place.id, place.generation);
-        place.measuring.insert(id, self.now);
-        if let Some(request) = self.requests.get_mut(&id) {
-            request.phase = Phase::Measuring { instance };
-            request.prompt_tokens = None;
+        let (Some(facts), Some(request)) = (&place.facts, self.requests.get_mut(&id)) else {
+            return;
+        };
+        // It may have arrived before any worker's limits were known.
+        if let Err(denied) = admission::check_bytes(request.prompt_bytes, facts) {
+            if place.exclusive == Some(id) {
+                place.exclusive = None;
+            }
+            self.refuse(id, denied);
+            return;
         }
+        request.phase = Phase::Measuring { instance };
+        request.prompt_tokens = None;
+        place.measuring.insert(id, self.now);
         self.queue.set_place(id, Place::Away);
         self.arm_request(id);
         self.act(Action::SendTokenise {

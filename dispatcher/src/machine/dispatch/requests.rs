@@ -239,7 +239,7 @@ impl Dispatch {
         if self.queue.contains(id) {
             self.queue.set_place(id, place);
         } else {
-            self.queue.push(request.ticket, true, place);
+            self.queue.push(request.waiting_ticket(), true, place);
         }
         self.arm_request(id);
     }
@@ -290,6 +290,9 @@ impl Dispatch {
                 Denied::Draining { .. } => Failure::Draining,
                 Denied::DeadlineExceeded => Failure::DeadlineExceeded,
                 Denied::PromptRejected(words) => Failure::Rejected(words),
+                Denied::PromptTooLarge { limit_bytes, .. } => Failure::Rejected(format!(
+                    "the prompt is longer than the context's {limit_bytes} bytes"
+                )),
                 Denied::PromptTooLong { context_tokens, .. } => Failure::Rejected(format!(
                     "the prompt is longer than the context of {context_tokens} tokens"
                 )),

@@ -278,6 +278,17 @@ fn a_resumed_request_stands_before_all_that_wait_and_outlives_the_queue_timeout(
 }
 
 #[test]
+fn a_resumed_streams_tokens_count_into_the_queues_bytes() {
+    let mut rig = Rig::ready(1, 1);
+    rig.arrive(1);
+    rig.link_ends(0, &[(1, 1, 90)]);
+    assert_eq!(rig.machine.snapshot(rig.now).queue.bytes, 40 + 4 * 90);
+    rig.exits(0, SIGKILL);
+    rig.bring_up(0, facts(1, 0));
+    assert_eq!(rig.machine.snapshot(rig.now).queue.bytes, 0);
+}
+
+#[test]
 fn a_stream_resumes_only_on_its_own_model_and_fails_where_none_is_left() {
     let mut rig = Rig::ready(2, 1);
     rig.arrive(1);

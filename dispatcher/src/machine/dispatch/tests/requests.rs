@@ -50,6 +50,26 @@ fn a_prompt_as_long_as_the_context_never_takes_a_slot() {
 }
 
 #[test]
+fn a_prompt_of_more_bytes_than_the_context_can_hold_is_not_even_measured() {
+    let mut rig = Rig::new(Policy::default());
+    let mut arrival = arrival(1);
+    arrival.prompt_tokens = None;
+    arrival.prompt_bytes = 16_001;
+    rig.tell(Event::Arrived(Box::new(arrival.clone())));
+    assert_eq!(rig.outcome(1), None, "the limit is not known yet");
+    assert_eq!(asked_to_measure(&rig.bring_up(0, facts(1, 0))), []);
+    arrival.request = RequestId(2);
+    rig.tell(Event::Arrived(Box::new(arrival)));
+    for id in [1, 2] {
+        let denied = Denied::PromptTooLarge {
+            bytes: 16_001,
+            limit_bytes: 16_000,
+        };
+        assert_eq!(rig.outcome(id), Some(&Outcome::Denied(denied)));
+    }
+}
+
+#[test]
 fn a_prompt_that_the_template_refuses_is_the_clients_fault() {
     let mut rig = Rig::ready(1, 1);
     rig.tell(text(1));
@@ -139,6 +159,20 @@ fn a_running_cancel_ends_at_once_and_its_slot_is_free_when_the_worker_says_so() 
         attempt: Attempt(1),
     });
     assert_eq!(assigned(&said), [(2, 0)]);
+}
+
+#[test]
+fn a_late_word_of_an_older_attempt_frees_no_seat() {
+    let mut rig = Rig::ready(2, 1);
+    rig.arrive(1);
+    rig.arrive(2);
+    rig.arrive(3);
+    rig.dies(0, super::SIGKILL);
+    rig.finish(2, 1);
+    assert_eq!(assigned(&rig.said).last(), Some(&(1, 1)));
+    rig.leave(1);
+    assert_eq!(assigned(&rig.finish(1, 1)), [], "attempt 2 holds the seat");
+    assert_eq!(assigned(&rig.finish(1, 2)), [(3, 1)]);
 }
 
 #[test]
