@@ -34,7 +34,7 @@ async fn polite(address: SocketAddr) -> Vec<Served> {
             // Half of them ask for little at a time, half for much.
             let ask = Ask::whole(
                 &format!("polite {index}"),
-                if key % 2 == 0 { 16 } else { 48 },
+                if key.is_multiple_of(2) { 16 } else { 48 },
             )
             .key(&format!("polite-{key}"));
             tokio::spawn(async move {

@@ -61,7 +61,7 @@ async fn slow(address: SocketAddr, index: usize) {
         "stream": true,
     });
     // Half of them owe so much that the bound on bytes ends them, the others stall.
-    if index % 2 == 0 {
+    if index.is_multiple_of(2) {
         body["logprobs"] = json!(true);
         body["top_logprobs"] = json!(20);
     }

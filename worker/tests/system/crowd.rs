@@ -78,8 +78,10 @@ impl Random {
 pub fn quantile(values: &mut [f64], quantile: f64) -> f64 {
     assert!(!values.is_empty(), "nothing was measured");
     values.sort_unstable_by(f64::total_cmp);
-    let rank = (values.len() as f64 * quantile).ceil() as usize;
-    values[rank.clamp(1, values.len()) - 1]
+    let count = values.len() as f64;
+    // The first of which a share of `quantile` or more is no greater.
+    let place = (1..=values.len()).find(|rank| *rank as f64 >= count * quantile);
+    values[place.unwrap_or(values.len()) - 1]
 }
 
 /// Resident memory of a process, in bytes.

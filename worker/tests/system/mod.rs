@@ -2,7 +2,6 @@
 
 #![allow(
     dead_code,
-    unreachable_pub,
     reason = "each test binary uses its own part of the support"
 )]
 #![allow(
