@@ -1,5 +1,10 @@
 //! Workers die in every way a process can; no request is lost, and no token is said twice.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that panics is a test that fails"
+)]
+
 mod system;
 
 use nix::sys::signal::Signal;

@@ -1,5 +1,10 @@
 //! Streams on the real model, each interrupted by the death of its worker, against the same streams uninterrupted.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that panics is a test that fails"
+)]
+
 mod system;
 
 use nix::sys::signal::Signal;

@@ -1,5 +1,10 @@
 //! The configuration read again by a running dispatcher: `dispatcher reload`, good and bad.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that panics is a test that fails"
+)]
+
 mod system;
 
 use std::path::Path;

@@ -1,5 +1,10 @@
 //! A listening socket that outlives the dispatcher: handed over by `LISTEN_FDS`, through twenty restarts under load.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that panics is a test that fails"
+)]
+
 mod system;
 
 use std::io::{Read, Write};

@@ -2,11 +2,14 @@
 
 #![allow(
     dead_code,
+    unreachable_pub,
+    missing_debug_implementations,
     reason = "each test binary uses its own part of the support"
 )]
 #![allow(
     clippy::unwrap_used,
     clippy::print_stderr,
+    clippy::print_stdout,
     clippy::cast_possible_truncation,
     reason = "only tests use it: what fails here fails the test"
 )]
