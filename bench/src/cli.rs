@@ -109,6 +109,9 @@ pub struct ChaosArgs {
     /// Workers to be killed (SIGKILL), at moments spread evenly over the run's progress; their numbers come from /status
     #[arg(long, default_value_t = 10)]
     pub kills: u64,
+    /// Kill by SIGABRT instead, which counts as the engine's own death: a request under which two die fails
+    #[arg(long)]
+    pub abort: bool,
     /// Tokens of each answer
     #[arg(long, default_value_t = 64)]
     pub max_tokens: u32,

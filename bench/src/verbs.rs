@@ -108,6 +108,7 @@ fn run_chaos(args: &ChaosArgs) -> Result<(), BenchError> {
         streams: args.streams,
         requests: args.requests,
         kills: args.kills,
+        abort: args.abort,
         verify: args.verify,
         learn_alone: args.learn_alone,
         seed: args.seed,

@@ -73,11 +73,12 @@ impl<'a> Fleet<'a> {
         Ok(status)
     }
 
-    /// Kills one of the workers that live, whatever it is doing, and says which. Waits for one where all are down.
+    /// Kills one of the workers that live by `signal`, whatever it is doing, and says which. Waits for one where all are down.
     /// `None`: there was none within `patience`.
     pub(crate) async fn kill_one(
         &mut self,
         random: &mut Random,
+        signal: Signal,
         patience: Duration,
     ) -> Result<Option<Instance>, BenchError> {
         let give_up = tokio::time::Instant::now() + patience;
@@ -93,7 +94,7 @@ impl<'a> Fleet<'a> {
                 // It may be gone by now, which is as good as killed but no kill.
                 if victim
                     .pid
-                    .is_some_and(|pid| send(pid, Some(Signal::SIGKILL)).is_ok())
+                    .is_some_and(|pid| send(pid, Some(signal)).is_ok())
                 {
                     return Ok(Some(victim));
                 }

@@ -35,6 +35,10 @@ pub struct Found {
     /// Taken and then ended by an error that says why.
     pub failed: u64,
     pub failed_reasons: BTreeMap<String, u64>,
+    /// The kills were engines' deaths.
+    pub abort: bool,
+    /// Ids of requests that failed because two engines died under them.
+    pub failed_after_two_deaths: Vec<u64>,
     /// Refused at arrival, with a reason.
     pub refused: u64,
     /// Taken and then ended without a word: cut, garbled or silent.
@@ -86,11 +90,20 @@ impl Found {
         };
         count("lost", self.lost);
         count("failed", self.failed);
+        // An engine that dies twice under a request fails it; a kill from outside fails none.
+        if !self.abort {
+            count(
+                "failed after two deaths",
+                self.failed_after_two_deaths.len() as u64,
+            );
+        }
         count("unreachable", self.unreachable);
         count("orphans", self.orphans.len() as u64);
         count("kills that found no victim", self.kills_wanted - self.kills);
         if self.verify == Verify::Exact {
             count("differing", self.differing);
+        }
+        if self.verify != Verify::None {
             count("tokens duplicated", self.duplicated_tokens);
             count("tokens missing", self.missing_tokens);
             count("wrong ends", self.wrong_ends);
@@ -178,6 +191,13 @@ impl std::fmt::Display for Found {
         )?;
         if let Some(ms) = self.stopped_after_ms {
             write!(out, " stopped_after_ms={ms}")?;
+        }
+        if self.abort || !self.failed_after_two_deaths.is_empty() {
+            write!(
+                out,
+                " failed_after_two_deaths={:?}",
+                self.failed_after_two_deaths
+            )?;
         }
         for (label, reasons) in [
             ("failed", &self.failed_reasons),

@@ -51,6 +51,8 @@ pub struct Plan {
     pub streams: u32,
     pub requests: u64,
     pub kills: u64,
+    /// Kill by SIGABRT, which counts as the engine's own death.
+    pub abort: bool,
     pub verify: Verify,
     pub learn_alone: bool,
     pub seed: u64,
@@ -67,6 +69,9 @@ const JITTER_US: u64 = 30_000;
 
 /// The kills may lengthen a run to so many times its requests.
 const STRETCH: u64 = 20;
+
+/// How the dispatcher tells of a request under which two engines died.
+const TWO_DEATHS: &str = "2 workers died while serving this request";
 
 /// Answers that may wait to be checked.
 const ANSWERS_WAITING: usize = 1_024;
@@ -287,6 +292,11 @@ async fn kill_workers(
     progress: &Progress,
 ) -> (Vec<Kill>, Result<(), BenchError>) {
     let mut random = Random::new(plan.seed, "kill");
+    let signal = if plan.abort {
+        Signal::SIGABRT
+    } else {
+        Signal::SIGKILL
+    };
     let mut moments: Vec<u64> = (0..plan.kills).map(|_| random.below(work)).collect();
     moments.sort_unstable();
     let mut kills = Vec::new();
@@ -301,7 +311,7 @@ async fn kill_workers(
         }
         let jitter = Duration::from_micros(random.below(JITTER_US));
         tokio::time::sleep(jitter).await;
-        match fleet.kill_one(&mut random, FLEET_PATIENCE).await {
+        match fleet.kill_one(&mut random, signal, FLEET_PATIENCE).await {
             Ok(Some(victim)) => kills.push(Kill {
                 at_us: clock.now_us(),
                 victim,
@@ -434,6 +444,8 @@ impl<'a> Collected<'a> {
             resumed: 0,
             attempts_untold: 0,
             failed: 0,
+            abort: self.plan.abort,
+            failed_after_two_deaths: Vec::new(),
             failed_reasons: std::collections::BTreeMap::new(),
             refused: 0,
             lost: 0,
@@ -469,6 +481,11 @@ impl<'a> Collected<'a> {
                         None => found.attempts_untold += 1,
                         Some(attempts) => found.resumed += u64::from(attempts > 1),
                     }
+                }
+                outcome @ (Outcome::Failed { .. } | Outcome::Refused { .. })
+                    if outcome.reason().contains(TWO_DEATHS) =>
+                {
+                    found.failed_after_two_deaths.push(sample.id);
                 }
                 Outcome::Failed { .. } => {
                     found.failed += 1;
