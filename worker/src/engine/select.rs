@@ -47,6 +47,9 @@ pub fn load(
     match selection {
         Selection::Scripted(script) => scripted::load(options, *script, progress),
         Selection::Llama => absent(EngineKind::Llama, &options.model),
+        #[cfg(feature = "mlx")]
+        Selection::Mlx => super::mlx::load(options, progress),
+        #[cfg(not(feature = "mlx"))]
         Selection::Mlx => absent(EngineKind::Mlx, &options.model),
     }
 }
