@@ -320,6 +320,9 @@ impl Engine for MlxEngine {
                 .any(|w| w.slot == share.slot && w.pending == 1)
         };
         let mut report = StepReport::default();
+        if waiting.is_empty() {
+            pulse.beat();
+        }
         for pass in self.schedule.passes(&waiting) {
             let batch = pass.iter().filter(|share| decoding(share)).count();
             let prefilled: usize = pass.iter().filter(|s| !decoding(s)).map(|s| s.tokens).sum();

@@ -1,0 +1,12 @@
+//! The MLX engine held to mlx-lm, to itself in company, and to its manners with bad folders.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that panics is a test that fails"
+)]
+
+mod bad_folders;
+mod company;
+mod parity;
+mod plain;
+mod seats;
