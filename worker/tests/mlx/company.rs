@@ -123,9 +123,11 @@ fn compare(name: &str, unpacking: Unpacking, seed: u64, count: usize, longest: u
 #[test]
 fn who_else_is_in_the_batch_changes_no_token() {
     let _turn = turn();
-    for (number, (name, _)) in (0..).zip(CASES) {
+    for (number, (name, packed)) in (0..).zip(CASES) {
         compare(name, Unpacking::Never, 7_000 + number, 24, 60);
-        compare(name, Unpacking::Always, 8_000 + number, 24, 60);
+        if packed {
+            compare(name, Unpacking::Always, 8_000 + number, 12, 60);
+        }
     }
 }
 

@@ -256,6 +256,38 @@ fn memory_stays_bounded_while_sequences_come_and_go() {
 }
 
 #[test]
+fn a_decoded_token_does_not_copy_the_cache() {
+    let _turn = turn();
+    let folder = case("llama-tied");
+    let options = LoadOptions {
+        context_tokens: 8192,
+        ..options(&folder, 1)
+    };
+    let mut engine = worker::engine::mlx::load(&options, Box::new(|_| {}))
+        .unwrap()
+        .engine;
+    let limits = engine.limits();
+    engine
+        .admit(Slot(0), &Random(13).tokens(6000), &greedy())
+        .unwrap();
+    while step(&mut *engine).0.batch == 0 {}
+    // Within a block: a step that has to grow the cache does copy it, once in an eighth of its size.
+    let mut copied = 0;
+    for _ in 0..8 {
+        mlx_rs::memory::reset_peak_memory().unwrap();
+        let before = mlx_rs::memory::active_memory().unwrap();
+        step(&mut *engine);
+        let peak = mlx_rs::memory::peak_memory()
+            .unwrap()
+            .saturating_sub(before);
+        copied = copied.max(peak as u64);
+    }
+    let one_layer = limits.kv_bytes_per_token * 6000 / 3;
+    println!("{copied} bytes beside those in use; a layer's cache has {one_layer}");
+    assert!(copied < one_layer / 2, "{copied} of {one_layer} bytes");
+}
+
+#[test]
 fn a_context_that_memory_cannot_hold_is_refused_with_figures() {
     let _turn = turn();
     let folder = case("llama-tied");
