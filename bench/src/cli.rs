@@ -1,15 +1,12 @@
-//! The arguments, and which part carries out which verb.
+//! The arguments.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
-use clap::{Args as ClapArgs, Parser, Subcommand};
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 use crate::chaos;
 use crate::endpoint::Endpoint;
 use crate::error::BenchError;
-use crate::flood::{self, Flood};
-use crate::workload::{OutputLength, Shape, Workload};
 
 /// Measures any OpenAI-compatible endpoint, queue included.
 #[derive(Debug, Parser)]
@@ -21,6 +18,22 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
+    /// One request at a time: the study's first table
+    Single(MatrixArgs),
+    /// One server at several concurrencies: the study's flat line, or not
+    Sweep(SweepArgs),
+    /// K instances under one load: the study's second table
+    Scale(ScaleArgs),
+    /// K × slots as a grid
+    Surface(ScaleArgs),
+    /// Open loops: requests arrive whether or not the server keeps up
+    Load(LoadArgs),
+    /// Two servers, run in turn, and whether one is faster
+    Compare(CompareArgs),
+    /// Read bandwidth of this machine's memory
+    Bus(BusArgs),
+    /// Tables (and a plot) of result files
+    Report(ReportArgs),
     /// Reads many streams at next to no cost of its own: what the server can carry
     Flood(FloodArgs),
     /// Sends streams while workers are killed, and checks every answer
@@ -42,7 +55,11 @@ pub struct TargetArgs {
 }
 
 impl TargetArgs {
-    fn endpoint(&self) -> Result<Endpoint, BenchError> {
+    /// The URL, taken apart.
+    ///
+    /// # Errors
+    /// It is no URL that the bench can speak to.
+    pub fn endpoint(&self) -> Result<Endpoint, BenchError> {
         Endpoint::parse(&self.url, self.api_key.clone())
     }
 }
@@ -136,117 +153,166 @@ pub struct ChaosArgs {
     pub json: bool,
 }
 
-/// Carries out what was asked.
-///
-/// # Errors
-/// Whatever kept it from measuring, or a promise that was measured broken.
-pub fn run(args: Args) -> Result<(), BenchError> {
-    match args.verb {
-        Verb::Flood(args) => run_flood(&args),
-        Verb::Chaos(args) => run_chaos(&args),
-    }
+/// Rules that a run is made by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Rules {
+    /// The study's workload, counts and definitions, nothing corrected
+    StudyV1,
+    /// Cold and warm apart, five repeats in shuffled order
+    V2,
 }
 
-fn run_flood(args: &FloodArgs) -> Result<(), BenchError> {
-    let endpoint = args.target.endpoint()?;
-    let shape = Shape {
-        model: args.target.model.clone(),
-        output: OutputLength::Fixed {
-            tokens: args.max_tokens,
-        },
-        ignore_eos: true,
-        extra: extra(args.extra.as_deref())?,
-        ..Shape::study()
-    };
-    let count = usize::try_from(args.requests.min(4_096)).unwrap_or(1);
-    let workload = Workload::random(
-        count,
-        (args.prompt_words, args.prompt_words),
-        shape,
-        args.seed,
-    );
-    let flooded = flood::run(
-        &endpoint,
-        &workload,
-        Flood {
-            readers: args.readers,
-            requests: args.requests,
-            threads: args.threads,
-            pace: Duration::from_micros(args.pace_us),
-        },
-    )?;
-    if args.json {
-        say(&serde_json::to_string(&flooded).unwrap_or_default());
-    } else {
-        say(&flooded.to_string());
-    }
-    if flooded.completed == 0 {
-        return Err(BenchError::Unreachable {
-            target: args.target.url.clone(),
-            reason: flooded.messages.into_iter().next().unwrap_or_default(),
-        });
-    }
-    Ok(())
+/// What `single` needs, and every other matrix too.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct MatrixArgs {
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Start this server for each cell instead of using --url; {port}, {instances} and {slots} stand for the cell's
+    #[arg(long, value_name = "COMMAND")]
+    pub exec: Option<String>,
+    /// A server by name: NAME=http://… or NAME=COMMAND; may be given several times, then --url and --exec don't count
+    #[arg(long, value_name = "NAME=WHERE")]
+    pub arm: Vec<String>,
+    #[arg(long, value_enum, default_value_t = Rules::StudyV1)]
+    pub rules: Rules,
+    /// Measured requests of each cell [default: 20 for single, 16 else, as in the study]
+    #[arg(long)]
+    pub requests: Option<u64>,
+    /// Runs of each cell [default: 1 by study-v1, 5 by v2 and compare]
+    #[arg(long)]
+    pub repeats: Option<u32>,
+    /// Tokens of each answer
+    #[arg(long, default_value_t = 256)]
+    pub max_tokens: u32,
+    /// Answers always have their full length
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Prompts of about so many tokens, all different, instead of the study's twelve
+    #[arg(long, value_name = "TOKENS")]
+    pub random_prompts: Option<u32>,
+    /// With --random-prompts: so many tokens more that all prompts begin with
+    #[arg(long, value_name = "TOKENS", requires = "random_prompts")]
+    pub shared_prefix: Option<u32>,
+    /// Further members of each request, as a JSON object
+    #[arg(long)]
+    pub extra: Option<String>,
+    /// Rest between two servers, seconds
+    #[arg(long, default_value_t = 2)]
+    pub cool_down_s: u64,
+    /// A started server may take so long to be ready, seconds
+    #[arg(long, default_value_t = 300)]
+    pub ready_within_s: u64,
+    /// A stream in which nothing comes for so long is given up, seconds
+    #[arg(long, default_value_t = 300)]
+    pub silence_s: u64,
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Raw records are appended to this file
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// What started servers say is appended to this file
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
 }
 
-fn run_chaos(args: &ChaosArgs) -> Result<(), BenchError> {
-    let endpoint = args.target.endpoint()?;
-    let shape = Shape {
-        model: args.target.model.clone(),
-        output: OutputLength::Fixed {
-            tokens: args.max_tokens,
-        },
-        temperature: args.temperature,
-        sampling_seed: (args.temperature > 0.0).then_some(args.seed),
-        ignore_eos: !args.respect_eos,
-        extra: extra(args.extra.as_deref())?,
-    };
-    let workload = Workload::random(
-        args.prompts.max(1) as usize,
-        (args.prompt_words, args.prompt_words),
-        shape,
-        args.seed,
-    );
-    let plan = chaos::Plan {
-        streams: args.streams,
-        requests: args.requests,
-        kills: args.kills,
-        verify: args.verify,
-        learn_alone: args.learn_alone,
-        seed: args.seed,
-        dispatcher_pid: args.dispatcher_pid,
-        stop: args.stop,
-        silence: Duration::from_secs(args.silence_s),
-    };
-    let found = runtime()?.block_on(chaos::run(endpoint, workload, plan, args.out.as_deref()))?;
-    if args.json {
-        say(&serde_json::to_string(&found).unwrap_or_default());
-    } else {
-        say(&found.to_string());
-    }
-    found.verdict().map_err(BenchError::Broken)
+#[derive(Debug, ClapArgs)]
+pub struct SweepArgs {
+    #[command(flatten)]
+    pub matrix: MatrixArgs,
+    /// Requests in flight
+    #[arg(long, value_delimiter = ',', default_value = "1,4,8,16,32")]
+    pub concurrency: Vec<u32>,
+    /// For --exec: {instances}
+    #[arg(long, default_value_t = 1)]
+    pub instances: u32,
+    /// For --exec: {slots}
+    #[arg(long, default_value_t = 1)]
+    pub slots: u32,
 }
 
-fn extra(text: Option<&str>) -> Result<serde_json::Map<String, serde_json::Value>, BenchError> {
-    let Some(text) = text else {
-        return Ok(serde_json::Map::new());
-    };
-    serde_json::from_str(text)
-        .map_err(|error| BenchError::Usage(format!("--extra is no JSON object: {error}")))
+#[derive(Debug, ClapArgs)]
+pub struct ScaleArgs {
+    #[command(flatten)]
+    pub matrix: MatrixArgs,
+    /// Sizes K
+    #[arg(long, value_delimiter = ',', default_value = "1,2,3")]
+    pub instances: Vec<u32>,
+    /// Slots of each instance
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    pub slots: Vec<u32>,
+    /// Requests in flight
+    #[arg(long, default_value_t = 16)]
+    pub concurrency: u32,
 }
 
-/// One thread: it is not the client that is to be fast, and what it leaves belongs to the server.
-fn runtime() -> Result<tokio::runtime::Runtime, BenchError> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|source| BenchError::System {
-            what: "start the event loop",
-            source,
-        })
+#[derive(Debug, ClapArgs)]
+pub struct LoadArgs {
+    #[command(flatten)]
+    pub matrix: MatrixArgs,
+    /// Arrivals per second
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    pub rate: Vec<f64>,
+    /// Coefficient of variation of the gaps: 1 is Poisson, 0 is even
+    #[arg(long, default_value_t = 1.0)]
+    pub burstiness: f64,
+    /// For --exec: {instances}
+    #[arg(long, default_value_t = 1)]
+    pub instances: u32,
+    /// For --exec: {slots}
+    #[arg(long, default_value_t = 1)]
+    pub slots: u32,
+    /// A good request has its first token within this, milliseconds
+    #[arg(long, default_value_t = 2_000.0)]
+    pub slo_ttft_ms: f64,
+    /// … and its later tokens at this pace, milliseconds each
+    #[arg(long, default_value_t = 100.0)]
+    pub slo_tpot_ms: f64,
 }
 
-#[expect(clippy::print_stdout, reason = "the result of a command line tool")]
-fn say(text: &str) {
-    println!("{text}");
+#[derive(Debug, ClapArgs)]
+pub struct CompareArgs {
+    #[command(flatten)]
+    pub matrix: MatrixArgs,
+    /// Compare the runs of two result files instead of running anything
+    #[arg(long, num_args = 2, value_names = ["A", "B"])]
+    pub files: Vec<PathBuf>,
+    /// Requests in flight
+    #[arg(long, default_value_t = 8)]
+    pub concurrency: u32,
+    /// For started servers: {instances}
+    #[arg(long, default_value_t = 1)]
+    pub instances: u32,
+    /// For started servers: {slots}
+    #[arg(long, default_value_t = 1)]
+    pub slots: u32,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct BusArgs {
+    /// Threads that read [default: 1, and all cores]
+    #[arg(long, value_delimiter = ',')]
+    pub threads: Vec<usize>,
+    /// Size of the array, MiB [default: 4 times the largest cache, at least 512]
+    #[arg(long)]
+    pub mib: Option<usize>,
+    #[arg(long, default_value_t = 12)]
+    pub passes: usize,
+    /// Print JSON instead of words
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct ReportArgs {
+    /// Result files
+    #[arg(required = true)]
+    pub files: Vec<PathBuf>,
+    /// Also draw aggregate tokens per second, as SVG, into this file
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Limits of a good request in open loops, milliseconds
+    #[arg(long, default_value_t = 2_000.0)]
+    pub slo_ttft_ms: f64,
+    #[arg(long, default_value_t = 100.0)]
+    pub slo_tpot_ms: f64,
 }

@@ -6,19 +6,28 @@
 //! is reported is computed from samples by [`statistics`].
 
 pub mod arrival;
+pub mod bus;
+pub mod cell;
 pub mod chaos;
 pub mod chunk;
 pub mod cli;
 pub mod client;
 pub mod clock;
+pub mod contract;
 pub mod endpoint;
 pub mod error;
 pub mod flood;
+pub mod host;
 pub mod load;
 pub mod process;
 pub mod random;
+pub mod record;
 pub mod report;
 pub mod sample;
 pub mod sse;
 pub mod statistics;
+pub mod sweep;
+pub mod target;
+pub mod verbs;
+pub mod verdict;
 pub mod workload;

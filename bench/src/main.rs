@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use bench::cli::{Args, run};
+use bench::cli::Args;
+use bench::verbs::run;
 use clap::Parser;
 
 fn main() -> ExitCode {

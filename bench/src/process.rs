@@ -96,6 +96,116 @@ fn started(pid: u32) -> Option<String> {
     stat_fields(pid)?.get(19).cloned()
 }
 
+/// A process and all that descend from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tree {
+    root: u32,
+    below: Vec<u32>,
+}
+
+/// Memory of a server's processes, KiB. `None` where the system does not tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Memory {
+    /// Sum of the peak resident sizes: the study's column. Weights that are shared count once for each process.
+    /// Of the sizes now, where the system tells no peak (macOS).
+    pub peak_resident_sum_kib: Option<u64>,
+    /// Sum of the proportional sizes now: shared pages count once in all.
+    pub proportional_sum_kib: Option<u64>,
+    pub processes: u32,
+}
+
+impl Tree {
+    /// As it stands now.
+    #[must_use]
+    pub fn below(root: u32) -> Self {
+        let listed = listed();
+        let parents: Vec<(u32, u32)> = if listed.is_empty() {
+            told_by_ps()
+                .iter()
+                .map(|one| (one.pid, one.parent))
+                .collect()
+        } else {
+            listed
+        };
+        let mut below: Vec<u32> = Vec::new();
+        let mut generation = vec![root];
+        while !generation.is_empty() {
+            let children = parents
+                .iter()
+                .filter(|(_, parent)| generation.contains(parent));
+            generation = children
+                .map(|(pid, _)| *pid)
+                .filter(|pid| *pid != root && !below.contains(pid))
+                .collect();
+            below.extend(&generation);
+        }
+        Self { root, below }
+    }
+
+    /// Of the descendants: the workers. Of the root where it has none.
+    #[must_use]
+    pub fn memory(&self) -> Memory {
+        let root = [self.root];
+        let pids: &[u32] = if self.below.is_empty() {
+            &root
+        } else {
+            &self.below
+        };
+        let sum = |of: fn(u32) -> Option<u64>| pids.iter().map(|pid| of(*pid)).sum();
+        let peak: Option<u64> = sum(|pid| footprint(pid).peak_resident_kib);
+        let resident = || {
+            let told = told_by_ps();
+            let mine = told.iter().filter(|one| pids.contains(&one.pid));
+            (!told.is_empty()).then(|| mine.map(|one| one.resident_kib).sum())
+        };
+        Memory {
+            peak_resident_sum_kib: peak.or_else(resident),
+            proportional_sum_kib: sum(proportional_kib),
+            processes: u32::try_from(pids.len()).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+/// Every process and its parent, by /proc.
+fn listed() -> Vec<(u32, u32)> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = entries.filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        Some((pid, stat_fields(pid)?.get(1)?.parse().ok()?))
+    });
+    processes.collect()
+}
+
+struct Told {
+    pid: u32,
+    parent: u32,
+    resident_kib: u64,
+}
+
+/// The same, with sizes, by `ps`: for systems without /proc.
+fn told_by_ps() -> Vec<Told> {
+    let output = std::process::Command::new("ps")
+        .args(["-axo", "pid=,ppid=,rss="])
+        .output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let text = text.unwrap_or_default();
+    let told = text.lines().filter_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        Some(Told {
+            pid: words.next()?.parse().ok()?,
+            parent: words.next()?.parse().ok()?,
+            resident_kib: words.next()?.parse().ok()?,
+        })
+    });
+    told.collect()
+}
+
+fn proportional_kib(pid: u32) -> Option<u64> {
+    let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let line = rollup.lines().find(|line| line.starts_with("Pss:"))?;
+    line.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
 /// Sends `signal` to `pid`; `None` only asks whether it is there.
 ///
 /// # Errors
@@ -133,6 +243,42 @@ mod tests {
         assert!(found.threads.unwrap() >= 1);
         assert!(found.cpu_ticks.is_some());
         assert_eq!(footprint(u32::MAX), Footprint::default());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_tree_has_its_grandchildren_and_their_memory() {
+        let mut shell = std::process::Command::new("sh")
+            .args(["-c", "sleep 60 & sleep 60 & echo started; wait"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = [0; 8];
+        std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut line).unwrap();
+        let tree = Tree::below(shell.id());
+        let memory = tree.memory();
+        assert_eq!(memory.processes, 2);
+        assert!(memory.peak_resident_sum_kib.unwrap() > 100);
+        assert!(
+            Tree::below(std::process::id())
+                .below
+                .contains(&tree.below[0])
+        );
+        for pid in tree.below {
+            send(pid, Some(Signal::SIGKILL)).unwrap();
+        }
+        shell.wait().unwrap();
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn ps_tells_the_same_parents_as_proc() {
+        let told = told_by_ps();
+        // A machine without ps has /proc.
+        if let Some(me) = told.iter().find(|one| one.pid == std::process::id()) {
+            assert!(listed().contains(&(me.pid, me.parent)));
+            assert!(me.resident_kib > 100);
+        }
     }
 
     #[test]

@@ -190,14 +190,16 @@ impl Sample {
         (self.output_tokens > 1).then(|| ms(first, self.done_us) / (self.output_tokens - 1) as f64)
     }
 
-    /// Output tokens per second of this request's own time, from sending to its end.
+    /// Output tokens per second of this request's own time, from sending to its end, without the wait
+    /// in the server's queue where it tells that.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
         reason = "token counts are far below 2^52"
     )]
     pub fn tokens_per_s(&self) -> Option<f64> {
-        let span_ms = ms(self.sent_us, self.done_us);
+        let queue_ms = self.timings.as_ref().and_then(|timings| timings.queue_ms);
+        let span_ms = ms(self.sent_us, self.done_us) - queue_ms.unwrap_or(0.0);
         (span_ms > 0.0 && self.output_tokens > 0).then(|| self.output_tokens as f64 / span_ms * 1e3)
     }
 
@@ -256,7 +258,7 @@ mod tests {
         assert_eq!(sample.ttft_engine_ms(), Some(40.0));
         assert_eq!(sample.tpot_ms(), Some(10.0));
         assert_eq!(sample.late_ms(), 2.0);
-        assert!((sample.tokens_per_s().unwrap() - 5.0 / 0.14).abs() < 1e-9);
+        assert!((sample.tokens_per_s().unwrap() - 5.0 / 0.08).abs() < 1e-9);
         assert!((sample.queue_share().unwrap() - 60.0 / 102.0).abs() < 1e-9);
     }
 }

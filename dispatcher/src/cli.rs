@@ -142,6 +142,12 @@ pub struct Settings {
     /// Workers that may be killed from outside under one request before it runs alone [default: 5].
     #[arg(long, global = true, value_name = "N", help_heading = "Supervision")]
     pub suspect_after: Option<String>,
+    /// How long a worker with work may go without a step before it is replaced; ten of its longest steps, if longer [default: 30s].
+    #[arg(long, global = true, value_name = "TIME", help_heading = "Supervision")]
+    pub stall_after: Option<String>,
+    /// From SIGTERM to SIGKILL of a worker [default: 5s].
+    #[arg(long, global = true, value_name = "TIME", help_heading = "Supervision")]
+    pub worker_grace: Option<String>,
 
     /// Where sockets and process records go [default: one of its own for each port].
     #[arg(long, global = true, value_name = "DIR", help_heading = "Process")]
@@ -184,6 +190,8 @@ impl Settings {
             "max-crashes" => &self.max_crashes,
             "crash-window" => &self.crash_window,
             "suspect-after" => &self.suspect_after,
+            "stall-after" => &self.stall_after,
+            "worker-grace" => &self.worker_grace,
             "run-dir" => &self.run_dir,
             "worker" => &self.worker,
             "log-format" => &self.log_format,

@@ -79,6 +79,10 @@ pub struct Config {
     pub crashes_max: u32,
     pub crash_window: Duration,
     pub suspect_after: u32,
+    /// Without a step for so long, work pending, a worker is stalled.
+    pub stall_after: Duration,
+    /// From SIGTERM to SIGKILL of a worker.
+    pub worker_grace: Duration,
     pub run_dir: PathBuf,
     pub worker: PathBuf,
     pub log_format: LogFormat,
@@ -221,9 +225,11 @@ impl Config {
         )?;
         let queue_timeout = r.duration("queue-timeout", limits.queue_timeout)?;
         let drain_timeout = r.duration("drain-timeout", limits.drain_timeout)?;
-        let crashes_max = r.count("max-crashes", limits.crashes_max, 1, 1000)?;
+        let crashes_max = r.count("max-crashes", limits.crashes_max, 1, 1_000_000)?;
         let crash_window = r.duration("crash-window", limits.crash_window)?;
-        let suspect_after = r.count("suspect-after", limits.suspect_after, 1, 1000)?;
+        let suspect_after = r.count("suspect-after", limits.suspect_after, 1, 1_000_000)?;
+        let stall_after = r.duration("stall-after", limits.stall_min)?;
+        let worker_grace = r.duration("worker-grace", limits.worker_grace)?;
 
         let run_dir = run_dir(r, around, port)?;
         let worker = worker(r, around)?;
@@ -260,6 +266,8 @@ impl Config {
             crashes_max,
             crash_window,
             suspect_after,
+            stall_after,
+            worker_grace,
             run_dir,
             worker,
             log_format,
@@ -276,6 +284,7 @@ impl Config {
     /// The machine's limits under this configuration.
     #[must_use]
     pub fn policy(&self) -> Policy {
+        let limits = Policy::default();
         Policy {
             instances: self.instances,
             queue_entries_max: self.queue_entries_max,
@@ -286,7 +295,14 @@ impl Config {
             crashes_max: self.crashes_max,
             crash_window: self.crash_window,
             suspect_after: self.suspect_after,
-            ..Policy::default()
+            stall_min: self.stall_after,
+            stall_max: limits.stall_max.max(self.stall_after),
+            // Readiness must turn before the worker is given up, whatever was asked for.
+            unready_min: limits.unready_min.min(self.stall_after / 2),
+            clock_jump: limits.clock_jump.min(self.stall_after / 2),
+            worker_grace: self.worker_grace,
+            link_grace: limits.link_grace.min(self.worker_grace),
+            ..limits
         }
     }
 

@@ -60,6 +60,17 @@ async fn serve(config: Config) -> Result<(), RunError> {
     for note in &config.notes {
         tracing::warn!("{note}");
     }
+    if let Some(plan) = &config.plan {
+        tracing::info!("memory: {plan}");
+    }
+    // First of all: two dispatchers on one port have one run directory too.
+    let http_listener = listen(config.listen).await?;
+    let address = http_listener
+        .local_addr()
+        .map_err(|cause| RunError::Listen {
+            address: config.listen,
+            cause,
+        })?;
     let directory =
         RunDirectory::open(&config.run_dir).map_err(|error| run_directory(&config, error))?;
     let swept = sweep(&directory).map_err(|cause| RunError::RunDirectory {
@@ -72,14 +83,6 @@ async fn serve(config: Config) -> Result<(), RunError> {
             "workers of a dead dispatcher were swept"
         );
     }
-    let http_listener = listen(config.listen).await?;
-    let address = http_listener
-        .local_addr()
-        .map_err(|cause| RunError::Listen {
-            address: config.listen,
-            cause,
-        })?;
-
     let (inputs, inputs_receiver) = inputs();
     let metrics = Metrics::new(config.instances, &config.served_model_name);
     let expectations = Expectations::new();
@@ -203,10 +206,7 @@ fn worker_command(config: &Config, directory: &RunDirectory) -> Box<CommandOf> {
         slots: config.slots,
         context_tokens: config.context_tokens,
         threads: config.threads,
-        gpu_layers: config
-            .n_gpu_layers
-            .map_or(-1, |layers| i32::try_from(layers).unwrap_or(i32::MAX)),
-        batch_build: None,
+        gpu_layers: config.n_gpu_layers,
         scripted: config.scripted.clone(),
         environment: Vec::new(),
     };

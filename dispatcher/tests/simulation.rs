@@ -57,6 +57,69 @@ mod tests {
         assert_eq!(first.trail, second.trail, "seed {seed}");
     }
 
+    /// What any hundred seeds must come across, so that the simulation cannot quietly stop trying.
+    const MUST_BE_SEEN: [&str; 46] = [
+        "Entries",
+        "Bytes",
+        "Tokens",
+        "KeyShare",
+        "Draining",
+        "NoInstance",
+        "OutOfMemory",
+        "QueueTimeout",
+        "DeadlineExceeded",
+        "PromptTooLong",
+        "PromptRejected",
+        "Quarantined",
+        "Rejected",
+        "Engine",
+        "WorkerDied",
+        "Stop",
+        "Length",
+        "ClientDisconnect",
+        "SlowReader",
+        "Planned",
+        "External",
+        "Permanent",
+        "spawning",
+        "loading",
+        "warming",
+        "ready",
+        "draining",
+        "terminating",
+        "backoff",
+        "quarantined",
+        "stopped",
+        "Request",
+        "Stale",
+        "Failover",
+        "FingerprintQuarantined",
+        "Spawn",
+        "Terminate",
+        "Kill",
+        "CloseLink",
+        "SendDrain",
+        "SendTokenise",
+        "SendGenerate",
+        "SendCancel",
+        "Stopped",
+        "alone",
+        "resumed",
+    ];
+
+    #[test]
+    fn every_kind_of_outcome_exit_and_action_comes_up() {
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 20_000..20_600 {
+            seen.extend(run(seed, false).oracle.seen);
+        }
+        let missing: Vec<_> = MUST_BE_SEEN
+            .iter()
+            .filter(|words| !seen.contains(**words))
+            .collect();
+        assert!(missing.is_empty(), "never seen in 600 runs: {missing:?}");
+    }
+
     macro_rules! parts {
         ($($name:ident: $part:literal,)*) => {
             $(

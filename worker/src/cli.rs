@@ -44,9 +44,9 @@ pub struct Arguments {
     /// Compute threads of a CPU engine; 0: one a core.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub threads: u32,
-    /// Layers to put on a GPU; all by default, where there is one.
-    #[arg(long, value_name = "N")]
-    pub n_gpu_layers: Option<u32>,
+    /// Layers to put on a GPU, where there is one; -1: all.
+    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    pub n_gpu_layers: i32,
     /// What the scripted engine is to do, as `key=value,…`.
     #[arg(long, value_name = "SPEC")]
     pub scripted: Option<String>,
@@ -88,7 +88,7 @@ impl Arguments {
                 0 => u32::try_from(cores()).unwrap_or(1),
                 threads => threads,
             },
-            gpu_layers: self.n_gpu_layers,
+            gpu_layers: u32::try_from(self.n_gpu_layers).ok(),
         }
     }
 }
@@ -125,6 +125,13 @@ mod tests {
             (options.slots, options.gpu_layers, options.threads),
             (4, Some(0), 2)
         );
+    }
+
+    #[test]
+    fn minus_one_layer_on_the_gpu_is_all_of_them() {
+        for extra in [&["--n-gpu-layers=-1"][..], &["--n-gpu-layers", "-1"], &[]] {
+            assert_eq!(parse(extra).unwrap().load_options().gpu_layers, None);
+        }
     }
 
     #[test]

@@ -160,9 +160,14 @@ fn serve(
         let (prompt_session, prompt_text) = (session.clone(), Arc::clone(&text));
         spawn("prompts", 0, end, move || {
             let mut renderer = Renderer::new(prompt_text);
-            prompt_queue::run(&jobs, &prompt_session, move |input| renderer.answer(input))
-                .err()
-                .map(|error| no_thread(&error))
+            prompt_queue::run(
+                &jobs,
+                &prompt_session,
+                prompt_queue::TIME_MAX,
+                move |input| renderer.answer(input),
+            )
+            .err()
+            .map(|error| no_thread(&error))
         })?;
         let engine_setup = engine_thread::Setup {
             selection: setup.selection,

@@ -43,10 +43,11 @@ struct Waiting {
 }
 
 /// Answers `jobs` into `session` until `jobs` is closed. `render` runs on a thread of its own: one
-/// that passes its bound is answered for, and what it says later is dropped.
+/// that passes `time_max` is answered for, and what it says later is dropped.
 pub fn run<F>(
     jobs: &Receiver<Job>,
     session: &Sender<ToSession>,
+    time_max: Duration,
     mut render: F,
 ) -> std::io::Result<()>
 where
@@ -91,7 +92,7 @@ where
                 Err(_) => return Ok(()),
                 Ok(job) if waiting.len() >= WAITING_MAX => say(job.request, Err(PromptError::Busy)),
                 Ok(job) => {
-                    let deadline = Instant::now() + TIME_MAX;
+                    let deadline = Instant::now() + time_max;
                     waiting.push_back(Waiting { job, deadline });
                     true
                 }
@@ -166,5 +167,109 @@ impl Renderer {
             return Err(PromptError::Empty);
         }
         Ok(Tokenised { ids })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::scripted::ScriptedText;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    struct Desk {
+        jobs: Sender<Job>,
+        answers: Receiver<ToSession>,
+        /// One message lets one render go on.
+        gate: Sender<()>,
+    }
+
+    /// A queue whose renders wait at a gate.
+    fn desk(time_max: Duration) -> Desk {
+        let (jobs, job) = bounded(64);
+        let (session, answers) = bounded(64);
+        let (gate, pass) = bounded::<()>(64);
+        std::thread::spawn(move || {
+            run(&job, &session, time_max, move |_| {
+                let _ = pass.recv();
+                Ok(Tokenised { ids: vec![1] })
+            })
+        });
+        Desk {
+            jobs,
+            answers,
+            gate,
+        }
+    }
+
+    impl Desk {
+        fn ask(&self, request: u64) {
+            let job = Job {
+                request: RequestId(request),
+                input: PromptInput::Text("x".into()),
+            };
+            self.jobs.send(job).unwrap();
+        }
+
+        fn answer(&self) -> (u64, Answer) {
+            match self.answers.recv_timeout(PATIENCE).unwrap() {
+                ToSession::Say(ToDispatcher::Tokenised { request, outcome }) => {
+                    (request.0, outcome)
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn prompts_are_answered_in_the_order_of_arrival() {
+        let desk = desk(PATIENCE);
+        for request in 1..=5 {
+            desk.ask(request);
+            desk.gate.send(()).unwrap();
+        }
+        for request in 1..=5 {
+            assert_eq!(desk.answer(), (request, Ok(Tokenised { ids: vec![1] })));
+        }
+    }
+
+    #[test]
+    fn one_is_rendered_sixteen_wait_and_the_next_hears_busy() {
+        let desk = desk(PATIENCE);
+        for request in 1..=18 {
+            desk.ask(request);
+        }
+        assert_eq!(desk.answer(), (18, Err(PromptError::Busy)));
+        for request in 1..=17 {
+            desk.gate.send(()).unwrap();
+            assert_eq!(desk.answer().0, request);
+        }
+    }
+
+    #[test]
+    fn a_render_that_passes_its_bound_is_answered_for_and_its_late_words_are_dropped() {
+        let desk = desk(Duration::from_millis(50));
+        desk.ask(1);
+        desk.ask(2);
+        assert_eq!(desk.answer(), (1, Err(PromptError::TimedOut)));
+        assert_eq!(
+            desk.answer(),
+            (2, Err(PromptError::TimedOut)),
+            "waiting counts"
+        );
+        desk.gate.send(()).unwrap();
+        desk.gate.send(()).unwrap();
+        desk.ask(3);
+        assert_eq!(desk.answer(), (3, Ok(Tokenised { ids: vec![1] })));
+    }
+
+    #[test]
+    fn a_prompt_before_the_model_is_loaded_hears_busy() {
+        let text: Arc<OnceLock<Arc<dyn TextModel>>> = Arc::default();
+        let mut renderer = Renderer::new(Arc::clone(&text));
+        let hello = || PromptInput::Text("hello".into());
+        assert_eq!(renderer.answer(hello()), Err(PromptError::Busy));
+        assert!(text.set(Arc::new(ScriptedText)).is_ok());
+        assert_eq!(renderer.answer(hello()).unwrap().ids.len(), 6);
     }
 }

@@ -234,3 +234,173 @@ impl Stream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proto::TokenId;
+
+    use super::*;
+    use crate::engine::Rejected;
+    use crate::engine::scripted::ScriptedText;
+
+    fn rows() -> Rows {
+        Rows::new(Arc::new(ScriptedText), 4)
+    }
+
+    fn opening(request: u64, stop: &[&str]) -> Box<Opening> {
+        Box::new(Opening {
+            request: RequestId(request),
+            attempt: Attempt(3),
+            emitted: Vec::new(),
+            released_bytes: 0,
+            stop: stop.iter().map(ToString::to_string).collect(),
+            stopped: StopFlag::default(),
+        })
+    }
+
+    fn seated(slot: u32, opening: Box<Opening>) -> Event {
+        Event::Seated {
+            opening,
+            slot: Slot(slot),
+            cached_tokens: 0,
+        }
+    }
+
+    fn emission(slot: u32, text: &str, end: Option<SlotEnd>) -> Emission {
+        Emission {
+            slot: Slot(slot),
+            tokens: text.bytes().map(TokenId::from).collect(),
+            logprobs: Vec::new(),
+            end,
+        }
+    }
+
+    fn step(emissions: Vec<Emission>) -> Event {
+        Event::Step(Step {
+            number: 9,
+            duration: Micros(5),
+            report: StepReport::default(),
+            emissions,
+        })
+    }
+
+    /// What is said of the events: the rows of all frames, and how many frames had any.
+    fn told(rows: &mut Rows, events: Vec<Event>) -> (Vec<Row>, usize) {
+        let mut out = Vec::new();
+        for event in events {
+            rows.tell(event, &mut out);
+        }
+        let mut frames = 0;
+        let said = out.into_iter().filter_map(|message| match message {
+            ToDispatcher::Tokens(step) => Some(step.rows),
+            _ => None,
+        });
+        let said = said.inspect(|rows| frames += usize::from(!rows.is_empty()));
+        (said.flatten().collect(), frames)
+    }
+
+    fn text(row: &Row) -> String {
+        row.tokens.iter().map(|token| token.text.as_str()).collect()
+    }
+
+    const LENGTH: Option<SlotEnd> = Some(SlotEnd::Finished(FinishReason::Length));
+
+    #[test]
+    fn one_frame_carries_all_rows_of_a_step() {
+        let mut rows = rows();
+        let events = vec![
+            seated(0, opening(1, &[])),
+            seated(2, opening(2, &[])),
+            step(vec![emission(0, "ab", None), emission(2, "c", LENGTH)]),
+        ];
+        let (said, frames) = told(&mut rows, events);
+        assert_eq!(frames, 1);
+        assert_eq!((text(&said[0]), said[0].end.clone()), ("ab".into(), None));
+        assert_eq!(said[0].tokens[1].released_bytes, 2);
+        assert_eq!(said[1].end, Some(End::Finished(FinishReason::Length)));
+    }
+
+    #[test]
+    fn what_a_slot_gives_after_a_stop_string_is_dropped_until_it_is_seated_anew() {
+        let mut rows = rows();
+        let first = opening(1, &["xy"]);
+        let stopped = first.stopped.clone();
+        let (said, _) = told(
+            &mut rows,
+            vec![seated(1, first), step(vec![emission(1, "axyb", None)])],
+        );
+        assert!(stopped.is_set());
+        assert_eq!(text(&said[0]), "a");
+        assert_eq!(
+            said[0].tokens.len(),
+            3,
+            "the token after the match is not in the stream"
+        );
+        assert_eq!(said[0].end, Some(End::Finished(FinishReason::Stop)));
+        let late = vec![
+            step(vec![emission(1, "late", LENGTH)]),
+            Event::Cancelled { slot: Slot(1) },
+            seated(1, opening(2, &[])),
+            step(vec![emission(1, "new", None)]),
+        ];
+        let (said, _) = told(&mut rows, late);
+        assert_eq!(said.len(), 1);
+        assert_eq!(
+            (said[0].request, text(&said[0])),
+            (RequestId(2), "new".into())
+        );
+    }
+
+    #[test]
+    fn an_end_without_a_token_releases_what_was_held_back_as_its_tail() {
+        let mut rows = rows();
+        let events = vec![
+            seated(0, opening(1, &["STOP"])),
+            step(vec![emission(0, "a ST", None)]),
+            step(vec![emission(
+                0,
+                "",
+                Some(SlotEnd::Finished(FinishReason::Stop)),
+            )]),
+        ];
+        let (said, _) = told(&mut rows, events);
+        assert_eq!((text(&said[0]).as_str(), said[0].tail.as_str()), ("a ", ""));
+        assert_eq!((said[1].first_index, said[1].tail.as_str()), (4, "ST"));
+    }
+
+    #[test]
+    fn a_failed_or_cancelled_row_releases_nothing_more() {
+        let mut rows = rows();
+        let fault = SlotEnd::Failed(Rejected::Row("not a number".into()));
+        let events = vec![
+            seated(0, opening(1, &["STOP"])),
+            seated(1, opening(2, &["STOP"])),
+            step(vec![
+                emission(0, "ST", Some(fault)),
+                emission(1, "ST", None),
+            ]),
+            Event::Cancelled { slot: Slot(1) },
+        ];
+        let (said, _) = told(&mut rows, events);
+        assert!(
+            said.iter()
+                .all(|row| row.tail.is_empty() && text(row).is_empty())
+        );
+        assert!(matches!(said[0].end, Some(End::Failed(_))));
+        assert_eq!(said[2].end, Some(End::Cancelled));
+    }
+
+    #[test]
+    fn a_resume_whose_tokens_hold_a_stop_string_ends_with_what_it_owes() {
+        let mut rows = rows();
+        let mut resumed = opening(1, &["STOP"]);
+        resumed.emitted = "one STOP".bytes().map(TokenId::from).collect();
+        resumed.released_bytes = 1;
+        let stopped = resumed.stopped.clone();
+        let (said, _) = told(&mut rows, vec![seated(0, resumed)]);
+        assert!(stopped.is_set(), "the slot is wanted back");
+        assert_eq!((said[0].first_index, said[0].tokens.len()), (8, 0));
+        assert_eq!(said[0].tail, "ne ");
+        assert_eq!(said[0].end, Some(End::Finished(FinishReason::Stop)));
+    }
+}

@@ -176,3 +176,120 @@ impl Session {
         written
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::bounded;
+    use proto::span::Micros;
+    use proto::to_dispatcher::{ModelIdentity, Tokenised};
+    use proto::{Decoder, FRAME_BYTES_MAX, RequestId, decode};
+
+    use super::*;
+    use crate::engine::scripted::ScriptedText;
+
+    fn ready() -> ToSession {
+        let ready = Ready {
+            engine: "scripted".into(),
+            model: ModelIdentity {
+                name: "m".into(),
+                hash: [0; 32],
+            },
+            device: "script".into(),
+            slots: 2,
+            context_tokens: 64,
+            vocabulary: 300,
+            longest_token_bytes: 8,
+            weight_bytes_per_step: 1,
+            kv_bytes_per_token: 1,
+            load: Micros(1),
+            warm_up: Micros(1),
+        };
+        ToSession::Ready {
+            ready: Box::new(ready),
+            text: Arc::new(ScriptedText),
+        }
+    }
+
+    /// All that is written of `told`, and why it ended.
+    fn written(told: Vec<ToSession>, flags: &Flags) -> (Vec<ToDispatcher>, Option<Ending>) {
+        let (sender, inbox) = bounded(told.len());
+        for told in told {
+            sender.send(told).unwrap();
+        }
+        drop(sender);
+        let mut bytes = Vec::new();
+        let ending = run(&inbox, flags, &mut bytes);
+        let (mut decoder, mut rest, mut messages) = (Decoder::new(), &bytes[..], Vec::new());
+        while !rest.is_empty() {
+            rest = &rest[decoder.push(rest)..];
+            while let Some(frame) = decoder.next_frame().unwrap() {
+                messages.push(decode(frame).unwrap());
+            }
+        }
+        assert_eq!(decoder.pending_bytes(), 0, "only whole frames are written");
+        (messages, ending)
+    }
+
+    fn loading() -> ToSession {
+        ToSession::Say(ToDispatcher::Loading { permille: 7 })
+    }
+
+    #[test]
+    fn nothing_of_the_load_is_said_after_ready() {
+        let told = vec![loading(), ready(), loading()];
+        let (messages, ending) = written(told, &Flags::default());
+        assert_eq!(messages.len(), 2);
+        assert!(matches!(messages[1], ToDispatcher::Ready(_)));
+        assert_eq!(ending, None);
+    }
+
+    #[test]
+    fn a_drain_before_ready_is_over_at_once_and_one_after_waits_for_the_engine() {
+        let flags = Flags::default();
+        let (messages, ending) = written(vec![ToSession::Drain, loading()], &flags);
+        assert_eq!(messages, [ToDispatcher::Drained]);
+        assert_eq!(ending, Some(Ending::orderly()));
+        assert!(flags.drained.load(Ordering::Acquire));
+
+        let told = vec![ready(), ToSession::Drain, ToSession::Engine(Event::Drained)];
+        let (messages, ending) = written(told, &Flags::default());
+        assert_eq!(messages.len(), 2);
+        assert_eq!(ending, Some(Ending::orderly()));
+    }
+
+    #[test]
+    fn nothing_more_is_written_once_it_is_to_leave() {
+        let flags = Flags::default();
+        flags.leaving.store(true, Ordering::Release);
+        assert_eq!(written(vec![loading()], &flags), (Vec::new(), None));
+    }
+
+    #[test]
+    fn a_prompt_too_long_for_a_frame_is_refused_in_words() {
+        let told = ToSession::Say(ToDispatcher::Tokenised {
+            request: RequestId(1),
+            outcome: Ok(Tokenised {
+                ids: vec![0; FRAME_BYTES_MAX / 4],
+            }),
+        });
+        let (messages, ending) = written(vec![told], &Flags::default());
+        assert!(matches!(
+            &messages[..],
+            [ToDispatcher::Tokenised { outcome: Err(PromptError::Template(words)), .. }]
+                if words.contains("too long")
+        ));
+        assert_eq!(ending, None);
+    }
+
+    #[test]
+    fn a_message_that_fits_no_frame_ends_the_process() {
+        let told = ToSession::Say(ToDispatcher::Failed {
+            request: RequestId(1),
+            attempt: proto::Attempt(1),
+            error: proto::to_dispatcher::RequestError::Engine("x".repeat(FRAME_BYTES_MAX)),
+        });
+        let (messages, ending) = written(vec![told], &Flags::default());
+        assert!(messages.is_empty());
+        assert_eq!(ending.unwrap().code, exit::PROTOCOL);
+    }
+}

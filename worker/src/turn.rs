@@ -127,3 +127,6 @@ impl Turn {
         self.batch.live()
     }
 }
+
+#[cfg(test)]
+mod tests;

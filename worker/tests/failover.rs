@@ -165,7 +165,7 @@ fn a_hung_engine_is_killed_and_its_stream_goes_on() {
             "1",
             "--slots",
             "2",
-            "--stall-min",
+            "--stall-after",
             "1s",
             "--worker-grace",
             "500ms",
@@ -186,7 +186,7 @@ fn a_stopped_process_is_killed_and_its_stream_goes_on() {
             "2",
             "--slots",
             "2",
-            "--stall-min",
+            "--stall-after",
             "1s",
             "--worker-grace",
             "500ms",
@@ -206,7 +206,7 @@ fn a_stopped_process_is_killed_and_its_stream_goes_on() {
 fn a_slow_engine_that_advances_is_never_killed() {
     let system = System::scripted(
         "step_us=400000",
-        &["--instances", "1", "--slots", "2", "--stall-min", "1s"],
+        &["--instances", "1", "--slots", "2", "--stall-after", "1s"],
     );
     let whole = client::stream(&system.address, &chat("slow but alive", 6));
     whole.assert_complete();

@@ -447,3 +447,28 @@ fn a_long_load_reports_progress() {
     assert!(loading.len() > 3 && loading.is_sorted(), "{loading:?}");
     assert!(warming.len() > 2 && warming.is_sorted(), "{warming:?}");
 }
+
+#[test]
+#[ignore = "a measurement: it says something on an idle machine only"]
+fn an_engine_without_delay_passes_a_million_tokens_a_second() {
+    let mut worker = Worker::start_with("", &["--slots", "64", "--ctx-size", "1000000"]);
+    worker.await_ready();
+    let tokens = 50_000;
+    let began = Instant::now();
+    for request in 1..=64 {
+        worker.generate(asked(request, "as fast as it can", tokens));
+    }
+    let (mut seen, mut ends) = (0_u64, 0);
+    worker.hear_until(|message| {
+        if let ToDispatcher::Tokens(step) = message {
+            for row in step.rows {
+                seen += row.tokens.len() as u64;
+                ends += usize::from(row.end.is_some());
+            }
+        }
+        (ends == 64).then_some(())
+    });
+    let per_second = seen as f64 / began.elapsed().as_secs_f64();
+    println!("{per_second:.0} tokens/s");
+    assert!(per_second > 1e6, "{per_second:.0} tokens/s");
+}

@@ -75,7 +75,7 @@ fn silence_us(sample: &Sample, at_us: u64) -> u64 {
 }
 
 /// Counts, over all kills, what the streams were doing. A stream with n attempts was hit n − 1 times:
-/// by those of the kills in its life after which it was silent longest.
+/// by those of the kills in its life, its wait in the queue apart, after which it was silent longest.
 #[must_use]
 pub(crate) fn histogram(samples: &[Sample], kills_us: &[u64]) -> Histogram {
     let mut histogram = Histogram::new();
@@ -84,7 +84,11 @@ pub(crate) fn histogram(samples: &[Sample], kills_us: &[u64]) -> Histogram {
             .iter()
             .filter_map(|&at_us| Some((at_us, phase(sample, at_us)?)))
             .collect();
-        during.sort_by_key(|(at_us, _)| std::cmp::Reverse(silence_us(sample, *at_us)));
+        during.sort_by_key(|&(at_us, phase)| {
+            // What was not assigned cannot have been interrupted, however long it waited.
+            let waited = phase == Phase::Queued;
+            (waited, std::cmp::Reverse(silence_us(sample, at_us)))
+        });
         let attempts = sample.timings.as_ref().and_then(|timings| timings.attempts);
         let hits = attempts.unwrap_or(1).saturating_sub(1) as usize;
         for (rank, (_, phase)) in during.into_iter().enumerate() {
@@ -130,11 +134,12 @@ mod tests {
 
     #[test]
     fn the_kill_before_the_long_silence_is_the_one_that_hit() {
-        let found = histogram(&[sample()], &[6_000, 25_000, 95_000, 400_000]);
+        let found = histogram(&[sample()], &[1_500, 6_000, 25_000, 95_000, 400_000]);
         let tally = |in_flight, hit| Tally { in_flight, hit };
         assert_eq!(found[&Phase::Prefilling], tally(1, 0));
         assert_eq!(found[&Phase::Decoding], tally(1, 1));
         assert_eq!(found[&Phase::LastToken], tally(1, 0));
-        assert_eq!(found.len(), 3);
+        assert_eq!(found[&Phase::Queued], tally(1, 0));
+        assert_eq!(found.len(), 4);
     }
 }

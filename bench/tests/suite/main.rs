@@ -5,3 +5,4 @@ mod chaos;
 mod flood;
 mod measuring;
 mod support;
+mod verbs;

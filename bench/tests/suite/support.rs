@@ -67,7 +67,11 @@ struct Shared {
 
 /// Serves until the process ends.
 pub(crate) fn serve(script: Script) -> Server {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    serve_at(script, 0)
+}
+
+fn serve_at(script: Script, port: u16) -> Server {
+    let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let served = Arc::new(Mutex::new(Vec::new()));
     let shared = Arc::new(Shared {
@@ -89,7 +93,13 @@ pub(crate) fn serve(script: Script) -> Server {
 fn connection(stream: &TcpStream, shared: &Shared) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut reader = BufReader::new(stream.try_clone()?);
-    while let Some((_, body)) = request(&mut reader)? {
+    let mut stream = stream;
+    while let Some((path, body)) = request(&mut reader)? {
+        if !path.ends_with("/completions") {
+            let status = if path == "/health" { 200 } else { 404 };
+            write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n")?;
+            continue;
+        }
         let received = Instant::now();
         let number = shared.requests.fetch_add(1, Ordering::SeqCst);
         if let Some((at, stall)) = shared.script.stall {
@@ -210,4 +220,31 @@ fn answer(
         chunk("data: [DONE]\n\n")?;
     }
     chunk("").map(|()| written)
+}
+
+/// The command that runs [`serves_another_test_until_it_is_killed`] as a server of its own, to be started by the bench.
+pub(crate) fn command(gap_us: u64) -> String {
+    let me = std::env::current_exe().unwrap();
+    format!(
+        "env BENCH_SUITE_PORT={{port}} BENCH_SUITE_GAP_US={gap_us} '{}' --ignored --exact support::serves_another_test_until_it_is_killed",
+        me.display()
+    )
+}
+
+#[test]
+#[ignore = "no test: the server that other tests start"]
+fn serves_another_test_until_it_is_killed() {
+    let number = |name: &str| -> Option<u64> { std::env::var(name).ok()?.parse().ok() };
+    // Run by hand with all ignored tests, it has no port and ends.
+    let Some(port) = number("BENCH_SUITE_PORT") else {
+        return;
+    };
+    let script = Script {
+        gap: Duration::from_micros(number("BENCH_SUITE_GAP_US").unwrap_or_default()),
+        ..Script::default()
+    };
+    let _server = serve_at(script, u16::try_from(port).unwrap());
+    loop {
+        std::thread::park();
+    }
 }

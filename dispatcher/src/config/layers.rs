@@ -7,7 +7,7 @@ use super::{ConfigError, value::Parsed};
 use crate::cli::Settings;
 
 /// Every setting's key. A file with any other key is refused.
-pub(super) const KEYS: [&str; 26] = [
+pub(super) const KEYS: [&str; 28] = [
     "engine",
     "model",
     "models-dir",
@@ -30,6 +30,8 @@ pub(super) const KEYS: [&str; 26] = [
     "max-crashes",
     "crash-window",
     "suspect-after",
+    "stall-after",
+    "worker-grace",
     "run-dir",
     "worker",
     "log-format",

@@ -6,6 +6,8 @@ use std::time::Duration;
 use axum::extract::Request;
 use axum::http::HeaderMap;
 
+use tracing::debug;
+
 use super::App;
 use super::error::ApiError;
 use super::json;
@@ -60,6 +62,12 @@ pub(crate) async fn submit(
         validate::check(route, body, &context)?
     };
     let ticket = app.gateway.submit(checked.submission).await;
+    debug!(
+        request = %ticket.request,
+        id = text(&head.headers, "x-request-id").unwrap_or(""),
+        stream = checked.stream,
+        "request submitted"
+    );
     let prefix = match route {
         Route::Chat => "chatcmpl",
         Route::Completions => "cmpl",

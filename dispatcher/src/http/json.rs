@@ -47,10 +47,22 @@ pub(crate) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
                 format!("the body is not valid JSON: {inner}"),
             );
         }
+        let words = inner.to_string();
+        // The path says where; lines and columns mean little in a body that a program wrote.
+        let words = words
+            .rsplit_once(" at line ")
+            .map_or(&*words, |(words, _)| words);
+        let code = if words.starts_with("invalid type") {
+            "invalid_type"
+        } else if words.starts_with("missing field") {
+            "missing_required_parameter"
+        } else {
+            "invalid_value"
+        };
         if path == "." {
-            return ApiError::invalid("invalid_type", inner.to_string());
+            return ApiError::invalid(code, words);
         }
-        ApiError::invalid("invalid_type", format!("`{path}`: {inner}")).with_param(path)
+        ApiError::invalid(code, format!("`{path}`: {words}")).with_param(path)
     })?;
     reader.end().map_err(|error| {
         ApiError::invalid(

@@ -211,15 +211,17 @@ async fn wrong_method(request: Request) -> ApiError {
     error
 }
 
-/// Gives every response its `x-request-id`, and counts it.
-async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Gives every request and its response an `x-request-id`, and counts the response.
+async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let id = match request.headers().get(&REQUEST_ID) {
         Some(given) if is_printable(given) => given.clone(),
         _ => HeaderValue::from_str(&format!("req-{:016x}", app.draw()))
             .unwrap_or(HeaderValue::from_static("req")),
     };
     let route = crate::metrics::Route::of(request.uri().path());
+    request.headers_mut().insert(REQUEST_ID, id.clone());
     let mut response = next.run(request).await;
     app.metrics.responded(route, response.status().as_u16());
     response.headers_mut().insert(REQUEST_ID, id);

@@ -27,13 +27,20 @@ pub(crate) struct Body {
     pub(crate) max_tokens: Option<Int>,
     pub(crate) max_completion_tokens: Option<Int>,
     pub(crate) n_predict: Option<Int>,
+    #[serde(deserialize_with = "real")]
     pub(crate) temperature: Option<f64>,
+    #[serde(deserialize_with = "real")]
     pub(crate) top_p: Option<f64>,
     pub(crate) top_k: Option<Int>,
+    #[serde(deserialize_with = "real")]
     pub(crate) min_p: Option<f64>,
+    #[serde(deserialize_with = "real")]
     pub(crate) repetition_penalty: Option<f64>,
+    #[serde(deserialize_with = "real")]
     pub(crate) repeat_penalty: Option<f64>,
+    #[serde(deserialize_with = "real")]
     pub(crate) presence_penalty: Option<f64>,
+    #[serde(deserialize_with = "real")]
     pub(crate) frequency_penalty: Option<f64>,
     pub(crate) logit_bias: Option<LogitBias>,
     pub(crate) seed: Option<Int>,
@@ -48,6 +55,7 @@ pub(crate) struct Body {
     pub(crate) cache_prompt: Option<bool>,
     pub(crate) add_generation_prompt: Option<bool>,
     pub(crate) priority: Option<PriorityField>,
+    #[serde(deserialize_with = "real")]
     pub(crate) timeout: Option<f64>,
 
     // Known and not implemented: refused unless they say what is done anyway.
@@ -263,6 +271,19 @@ fn whole(value: f64) -> Option<i128> {
     (value.fract() == 0.0 && value.abs() < 9.2e18).then_some(value as i128)
 }
 
+/// A number, with words for what is none.
+struct Real(f64);
+
+fn real<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    Ok(Option::<Real>::deserialize(deserializer)?.map(|Real(value)| value))
+}
+
+any! {Real, "a number",
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Real, E> { Ok(Real(value as f64)) }
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Real, E> { Ok(Real(value as f64)) }
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Real, E> { Ok(Real(value)) }
+}
+
 any! {Int, "a whole number",
     fn visit_u64<E: Error>(self, value: u64) -> Result<Int, E> { Ok(Int(value.into())) }
     fn visit_i64<E: Error>(self, value: i64) -> Result<Int, E> { Ok(Int(value.into())) }
@@ -302,7 +323,8 @@ any! {LogitBias, "an object of token ids to numbers",
             if list.len() == LOGIT_BIAS_MAX {
                 return Err(A::Error::custom(format_args!("more than {LOGIT_BIAS_MAX} entries")));
             }
-            list.push((id, map.next_value()?));
+            let Real(bias) = map.next_value()?;
+            list.push((id, bias));
         }
         Ok(LogitBias(list))
     }

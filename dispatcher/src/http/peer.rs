@@ -126,6 +126,11 @@ impl Peer {
         }
     }
 
+    /// All that was handed to the socket is out, be it less than one event.
+    fn flushed(&self) {
+        self.blocked_since.store(0, Ordering::Relaxed);
+    }
+
     /// When this connection has used up its patience, and of which kind; `None`: while it is served.
     #[must_use]
     pub(crate) fn deadline(&self, patience: &Patience) -> Option<(Instant, Expired)> {
@@ -188,7 +193,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         self.socket.is_write_vectored()
     }
 
+    // hyper flushes only when its own buffer is empty.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        self.peer.flushed();
         Pin::new(&mut self.socket).poll_flush(cx)
     }
 
@@ -240,5 +247,10 @@ mod tests {
         assert_eq!(left(&peer), None);
         peer.wrote(&Poll::Pending);
         assert_eq!(left(&peer), Some((30, Expired::Stall)));
+        // The rest of an event that was written in part is all there is: nothing is owed.
+        peer.wrote(&Poll::Ready(Ok(10)));
+        assert_eq!(left(&peer), Some((30, Expired::Stall)));
+        peer.flushed();
+        assert_eq!(left(&peer), None);
     }
 }

@@ -14,6 +14,8 @@ use crate::machine::event::{KeyId, Priority};
 
 /// Alternatives that may be reported with each token.
 const LOGPROBS_MAX: i128 = 20;
+/// Beyond this a token that was seen is gone for good anyway.
+const REPETITION_PENALTY_MAX: f32 = 100.0;
 /// Bytes of one stop string.
 const STOP_BYTES_MAX: usize = 1024;
 /// A client's own deadline is at most this long.
@@ -232,10 +234,10 @@ fn sampling(body: &Body, fresh_seed: u64) -> Result<Sampling, ApiError> {
         None => defaults.repetition_penalty,
         Some(value) => {
             let narrow = narrow(value);
-            if !(narrow > 0.0 && narrow.is_finite()) {
+            if !(narrow > 0.0 && narrow <= REPETITION_PENALTY_MAX) {
                 return Err(ApiError::value(
                     name,
-                    format!("`{name}` must be greater than 0, not {value}"),
+                    format!("`{name}` must be greater than 0 and at most {REPETITION_PENALTY_MAX}"),
                 ));
             }
             narrow

@@ -1,23 +1,18 @@
-//! Measurements to counters and histograms, and their text for GET /metrics.
+//! Measurements to counters and histograms.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::registry::Registry;
 use proto::{FinishReason, InstanceId};
 
 use super::histogram::Histogram;
-use super::names::{self, Kind, Name};
+use super::scrape;
 use crate::machine::event::CancelCause;
 use crate::machine::measurement::{ExitCause, Measurement, RequestRecord};
 use crate::machine::{Denied, Failure, Outcome};
-use crate::view::{InstanceView, View};
+use crate::view::View;
 
 /// vLLM's bounds of the time to the first token, in microseconds.
 const FIRST_TOKEN_US: &[u64] = &[
@@ -78,16 +73,6 @@ const TOKENS: &[u64] = &[
 ];
 const BATCH: &[u64] = &[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256];
 
-const STATES: [&str; 8] = [
-    "spawning",
-    "loading",
-    "warming",
-    "ready",
-    "draining",
-    "terminating",
-    "backoff",
-    "quarantined",
-];
 const FINISHED: [&str; 3] = ["stop", "length", "abort"];
 const CANCELLED: [&str; 2] = ["client_disconnect", "slow_reader"];
 const EXITS: [&str; 4] = ["planned", "external", "engine", "permanent"];
@@ -115,9 +100,9 @@ const FAILED: [&str; 7] = [
 
 /// A counter for each word of a fixed list.
 #[derive(Debug)]
-struct Words<const N: usize> {
-    words: [&'static str; N],
-    counts: [AtomicU64; N],
+pub(super) struct Words<const N: usize> {
+    pub(super) words: [&'static str; N],
+    pub(super) counts: [AtomicU64; N],
 }
 
 impl<const N: usize> Words<N> {
@@ -134,24 +119,24 @@ impl<const N: usize> Words<N> {
         }
     }
 
-    fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
+    pub(super) fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let counts = self.counts.iter().map(|one| one.load(Ordering::Relaxed));
         self.words.into_iter().zip(counts)
     }
 }
 
 #[derive(Debug)]
-struct PerInstance {
-    label: String,
-    batch: Histogram,
-    step: Histogram,
-    prefill_tokens: AtomicU64,
-    exits: Words<4>,
+pub(super) struct PerInstance {
+    pub(super) label: String,
+    pub(super) batch: Histogram,
+    pub(super) step: Histogram,
+    pub(super) prefill_tokens: AtomicU64,
+    pub(super) exits: Words<4>,
 }
 
 /// Route of a response, as a label: never the client's own words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Route(&'static str);
+pub struct Route(pub(super) &'static str);
 
 impl Route {
     #[must_use]
@@ -175,31 +160,31 @@ impl Route {
 }
 
 #[derive(Debug)]
-struct Inner {
-    model: String,
-    instances: Vec<PerInstance>,
-    first_token: Histogram,
-    gap: Histogram,
-    end_to_end: Histogram,
-    queue: Histogram,
-    prefill: Histogram,
-    decode: Histogram,
-    request_prompt_tokens: Histogram,
-    request_generation_tokens: Histogram,
-    prompt_tokens: AtomicU64,
-    generation_tokens: AtomicU64,
-    cached_tokens: AtomicU64,
-    finished: Words<3>,
-    cancelled: Words<2>,
-    denied: Words<10>,
-    failed: Words<7>,
-    failovers: AtomicU64,
-    stale: AtomicU64,
-    quarantined: AtomicU64,
-    connections: AtomicU64,
-    accept_failures: AtomicU64,
+pub(super) struct Inner {
+    pub(super) model: String,
+    pub(super) instances: Vec<PerInstance>,
+    pub(super) first_token: Histogram,
+    pub(super) gap: Histogram,
+    pub(super) end_to_end: Histogram,
+    pub(super) queue: Histogram,
+    pub(super) prefill: Histogram,
+    pub(super) decode: Histogram,
+    pub(super) request_prompt_tokens: Histogram,
+    pub(super) request_generation_tokens: Histogram,
+    pub(super) prompt_tokens: AtomicU64,
+    pub(super) generation_tokens: AtomicU64,
+    pub(super) cached_tokens: AtomicU64,
+    pub(super) finished: Words<3>,
+    pub(super) cancelled: Words<2>,
+    pub(super) denied: Words<10>,
+    pub(super) failed: Words<7>,
+    pub(super) failovers: AtomicU64,
+    pub(super) stale: AtomicU64,
+    pub(super) quarantined: AtomicU64,
+    pub(super) connections: AtomicU64,
+    pub(super) accept_failures: AtomicU64,
     /// Once a response, so that a lock does no harm.
-    responses: Mutex<BTreeMap<(Route, u16), u64>>,
+    pub(super) responses: Mutex<BTreeMap<(Route, u16), u64>>,
 }
 
 /// Where everything is counted. Cheap to clone; recording a step or a token takes no lock.
@@ -384,16 +369,7 @@ impl Metrics {
     /// All metrics in the OpenMetrics text format.
     #[must_use]
     pub fn encode(&self, view: &Arc<View>) -> String {
-        let label = ("model_name".into(), self.0.model.clone().into());
-        let mut registry = Registry::with_labels([label].into_iter());
-        registry.register_collector(Box::new(Scrape {
-            inner: Arc::clone(&self.0),
-            view: Arc::clone(view),
-        }));
-        let mut out = String::with_capacity(32 << 10);
-        // Writing to a string does not fail.
-        let _ = text::encode(&mut out, &registry);
-        out
+        scrape::text(&self.0, view)
     }
 }
 
@@ -422,241 +398,4 @@ fn failed_word(failure: &Failure) -> &'static str {
         Failure::Draining => "draining",
         Failure::DeadlineExceeded => "deadline_exceeded",
     }
-}
-
-/// One scrape.
-#[derive(Debug)]
-struct Scrape {
-    inner: Arc<Inner>,
-    view: Arc<View>,
-}
-
-type Labels<'a> = [(&'a str, &'a str)];
-
-/// Writes one metric's samples.
-struct Samples<'a>(MetricEncoder<'a>);
-
-impl Samples<'_> {
-    fn counter(&mut self, labels: &Labels<'_>, value: u64) -> fmt::Result {
-        // An empty set must not be written as a pair of braces.
-        if labels.is_empty() {
-            return self.0.encode_counter::<NoLabelSet, u64, f64>(&value, None);
-        }
-        self.0
-            .encode_family(&labels)?
-            .encode_counter::<NoLabelSet, u64, f64>(&value, None)
-    }
-
-    fn gauge(&mut self, labels: &Labels<'_>, value: f64) -> fmt::Result {
-        if labels.is_empty() {
-            return self.0.encode_gauge(&value);
-        }
-        self.0.encode_family(&labels)?.encode_gauge(&value)
-    }
-
-    fn histogram(&mut self, labels: &Labels<'_>, histogram: &Histogram) -> fmt::Result {
-        let one = histogram.snapshot();
-        let none = None::<
-            &std::collections::HashMap<
-                _,
-                prometheus_client::metrics::exemplar::Exemplar<NoLabelSet, f64>,
-            >,
-        >;
-        if labels.is_empty() {
-            return self
-                .0
-                .encode_histogram(one.sum, one.count, &one.buckets, none);
-        }
-        self.0
-            .encode_family(&labels)?
-            .encode_histogram(one.sum, one.count, &one.buckets, none)
-    }
-}
-
-fn metric(
-    encoder: &mut DescriptorEncoder<'_>,
-    name: &Name,
-    write: impl FnOnce(&mut Samples<'_>) -> fmt::Result,
-) -> fmt::Result {
-    let (stem, kind) = match name.kind {
-        // The encoder adds the ending itself.
-        Kind::Counter => (
-            name.name.strip_suffix("_total").unwrap_or(name.name),
-            MetricType::Counter,
-        ),
-        Kind::Gauge => (name.name, MetricType::Gauge),
-        Kind::Histogram => (name.name, MetricType::Histogram),
-    };
-    write(&mut Samples(
-        encoder.encode_descriptor(stem, name.help, None, kind)?,
-    ))
-}
-
-impl Collector for Scrape {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let (inner, view, to) = (&*self.inner, &*self.view, &mut encoder);
-        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        for (name, histogram) in [
-            (&names::TIME_TO_FIRST_TOKEN, &inner.first_token),
-            (&names::INTER_TOKEN, &inner.gap),
-            (&names::END_TO_END, &inner.end_to_end),
-            (&names::QUEUE_TIME, &inner.queue),
-            (&names::PREFILL_TIME, &inner.prefill),
-            (&names::DECODE_TIME, &inner.decode),
-            (&names::REQUEST_PROMPT_TOKENS, &inner.request_prompt_tokens),
-            (
-                &names::REQUEST_GENERATION_TOKENS,
-                &inner.request_generation_tokens,
-            ),
-        ] {
-            metric(to, name, |samples| samples.histogram(&[], histogram))?;
-        }
-        for (name, count) in [
-            (&names::PROMPT_TOKENS, &inner.prompt_tokens),
-            (&names::GENERATION_TOKENS, &inner.generation_tokens),
-            (&names::PREFIX_CACHE_QUERIES, &inner.prompt_tokens),
-            (&names::PREFIX_CACHE_HITS, &inner.cached_tokens),
-        ] {
-            metric(to, name, |samples| samples.counter(&[], load(count)))?;
-        }
-        words(to, &names::REQUEST_SUCCESS, &inner.finished)?;
-        metric(to, &names::RUNNING, |samples| {
-            samples.gauge(&[], view.queue.running.into())
-        })?;
-        metric(to, &names::WAITING, |samples| {
-            samples.gauge(&[], view.queue.waiting.into())
-        })?;
-
-        metric(to, &names::BATCH_SIZE, |samples| {
-            each(inner, |one, labels| samples.histogram(labels, &one.batch))
-        })?;
-        metric(to, &names::STEP_TIME, |samples| {
-            each(inner, |one, labels| samples.histogram(labels, &one.step))
-        })?;
-        metric(to, &names::PREFILL_TOKENS, |samples| {
-            each(inner, |one, labels| {
-                samples.counter(labels, load(&one.prefill_tokens))
-            })
-        })?;
-
-        words(to, &names::REQUESTS_CANCELLED, &inner.cancelled)?;
-        words(to, &names::REQUESTS_DENIED, &inner.denied)?;
-        words(to, &names::REQUESTS_FAILED, &inner.failed)?;
-        for (name, count) in [
-            (&names::FAILOVERS, &inner.failovers),
-            (&names::STALE, &inner.stale),
-            (&names::QUARANTINED, &inner.quarantined),
-        ] {
-            metric(to, name, |samples| samples.counter(&[], load(count)))?;
-        }
-        metric(to, &names::WORKER_EXITS, |samples| {
-            each(inner, |one, labels| {
-                one.exits.counts().try_for_each(|(cause, count)| {
-                    samples.counter(&[labels[0], ("cause", cause)], count)
-                })
-            })
-        })?;
-        instances(to, &view.instances)?;
-        queue(to, view)?;
-
-        metric(to, &names::HTTP_RESPONSES, |samples| {
-            let responses = inner
-                .responses
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            responses.iter().try_for_each(|((route, status), &count)| {
-                let status = status.to_string();
-                samples.counter(&[("route", route.0), ("status", &status)], count)
-            })
-        })?;
-        metric(to, &names::HTTP_CONNECTIONS, |samples| {
-            samples.gauge(&[], load(&inner.connections) as f64)
-        })?;
-        metric(to, &names::ACCEPT_FAILURES, |samples| {
-            samples.counter(&[], load(&inner.accept_failures))
-        })
-    }
-}
-
-fn words<const N: usize>(
-    to: &mut DescriptorEncoder<'_>,
-    name: &Name,
-    words: &Words<N>,
-) -> fmt::Result {
-    let label = name.labels[0];
-    metric(to, name, |samples| {
-        words
-            .counts()
-            .try_for_each(|(word, count)| samples.counter(&[(label, word)], count))
-    })
-}
-
-fn each(
-    inner: &Inner,
-    mut write: impl FnMut(&PerInstance, &Labels<'_>) -> fmt::Result,
-) -> fmt::Result {
-    inner
-        .instances
-        .iter()
-        .try_for_each(|one| write(one, &[("instance", &one.label)]))
-}
-
-fn instances(to: &mut DescriptorEncoder<'_>, list: &[InstanceView]) -> fmt::Result {
-    metric(to, &names::INSTANCE_STATE, |samples| {
-        list.iter().try_for_each(|one| {
-            let instance = one.instance.to_string();
-            STATES.iter().try_for_each(|state| {
-                let labels = [("instance", instance.as_str()), ("state", state)];
-                samples.gauge(&labels, f64::from(u8::from(one.state == *state)))
-            })
-        })
-    })?;
-    type Of = fn(&InstanceView) -> Option<f64>;
-    let gauges: [(&Name, Of); 5] = [
-        (&names::INSTANCE_SLOTS, |one| Some(one.slots.into())),
-        (&names::INSTANCE_RUNNING, |one| Some(one.running.into())),
-        (&names::INSTANCE_PULSE_AGE, |one| {
-            one.last_pulse_us.map(|age| age as f64 / 1e6)
-        }),
-        (&names::INSTANCE_RESIDENT, |one| {
-            one.resident_bytes.map(|bytes| bytes as f64)
-        }),
-        (&names::INSTANCE_TOKEN_RATE, |one| Some(one.tokens_per_s)),
-    ];
-    for (name, of) in gauges {
-        metric(to, name, |samples| {
-            list.iter().try_for_each(|one| match of(one) {
-                Some(value) => samples.gauge(&[("instance", &one.instance.to_string())], value),
-                None => Ok(()),
-            })
-        })?;
-    }
-    let counters: [(&Name, fn(&InstanceView) -> u64); 2] = [
-        (&names::INSTANCE_RESTARTS, |one| one.restarts),
-        (&names::INSTANCE_CRASHES, |one| one.crashes),
-    ];
-    for (name, of) in counters {
-        metric(to, name, |samples| {
-            list.iter().try_for_each(|one| {
-                samples.counter(&[("instance", &one.instance.to_string())], of(one))
-            })
-        })?;
-    }
-    Ok(())
-}
-
-fn queue(to: &mut DescriptorEncoder<'_>, view: &View) -> fmt::Result {
-    let queue = &view.queue;
-    let oldest = queue.oldest_wait.unwrap_or_default().as_secs_f64();
-    for (name, value) in [
-        (&names::QUEUE_LIMIT, f64::from(queue.limit)),
-        (&names::QUEUE_BYTES, queue.bytes as f64),
-        (&names::QUEUE_TOKENS, queue.tokens as f64),
-        (&names::QUEUE_OLDEST, oldest),
-        (&names::READY, f64::from(u8::from(view.ready))),
-        (&names::UPTIME, view.uptime_us as f64 / 1e6),
-    ] {
-        metric(to, name, |samples| samples.gauge(&[], value))?;
-    }
-    Ok(())
 }

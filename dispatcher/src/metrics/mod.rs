@@ -4,5 +4,6 @@ mod export;
 mod histogram;
 pub mod names;
 mod observe;
+mod scrape;
 
 pub use export::{Metrics, Route};

@@ -96,16 +96,16 @@ names! {
         "Sequences that the instance can hold."
     INSTANCE_RUNNING "dispatcher_instance_running" Gauge ["instance"]
         "Requests assigned to the instance."
-    INSTANCE_RESTARTS "dispatcher_instance_restarts_total" Counter ["instance"]
-        "Workers started for the instance after its first."
-    INSTANCE_CRASHES "dispatcher_instance_crashes_total" Counter ["instance"]
-        "Workers of the instance that ended by the engine's fault."
     INSTANCE_PULSE_AGE "dispatcher_instance_pulse_age_seconds" Gauge ["instance"]
         "Since the instance's engine last made progress."
     INSTANCE_RESIDENT "dispatcher_instance_resident_bytes" Gauge ["instance"]
         "Memory of the instance's worker; pages shared between workers count in each."
     INSTANCE_TOKEN_RATE "dispatcher_instance_tokens_per_second" Gauge ["instance"]
         "Tokens decoded over the last seconds."
+    INSTANCE_RESTARTS "dispatcher_instance_restarts_total" Counter ["instance"]
+        "Workers started for the instance after its first."
+    INSTANCE_CRASHES "dispatcher_instance_crashes_total" Counter ["instance"]
+        "Workers of the instance that ended by the engine's fault."
 
     QUEUE_LIMIT "dispatcher_queue_limit" Gauge []
         "Requests that may wait."

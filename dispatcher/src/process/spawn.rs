@@ -50,10 +50,8 @@ pub struct WorkerCommand {
     /// Context of each slot in tokens.
     pub context_tokens: u32,
     pub threads: u32,
-    /// Layers on the GPU; -1: all.
-    pub gpu_layers: i32,
-    /// How prompts and decoding share a step, in the worker's own words.
-    pub batch_build: Option<String>,
+    /// Layers on the GPU; `None`: as the engine thinks best.
+    pub gpu_layers: Option<u32>,
     /// The scripted engine's script.
     pub scripted: Option<String>,
     /// Of this instance alone: `CUDA_VISIBLE_DEVICES`, for one.
@@ -102,14 +100,12 @@ impl WorkerCommand {
         add("--slots", self.slots.to_string().as_ref());
         add("--ctx-size", self.context_tokens.to_string().as_ref());
         add("--threads", self.threads.to_string().as_ref());
-        if let Some(batch_build) = &self.batch_build {
-            add("--batch-build", batch_build.as_ref());
-        }
         if let Some(script) = &self.scripted {
             add("--scripted", script.as_ref());
         }
-        // One word, because a value that begins with a minus would be taken for an option.
-        arguments.push(format!("--n-gpu-layers={}", self.gpu_layers).into());
+        if let Some(layers) = self.gpu_layers {
+            add("--n-gpu-layers", layers.to_string().as_ref());
+        }
         arguments
     }
 
@@ -161,8 +157,7 @@ mod tests {
             slots: 4,
             context_tokens: 4096,
             threads: 8,
-            gpu_layers: -1,
-            batch_build: None,
+            gpu_layers: Some(7),
             scripted: None,
             environment: Vec::new(),
         }
@@ -199,14 +194,13 @@ mod tests {
         };
         assert_eq!(
             command.arguments(99),
-            words(&format!("{plain} --n-gpu-layers=-1"))
+            words(&format!("{plain} --n-gpu-layers 7"))
         );
-        command.batch_build = Some("mixed".into());
         command.scripted = Some("echo".into());
         assert_eq!(
             command.arguments(99),
             words(&format!(
-                "{plain} --batch-build mixed --scripted echo --n-gpu-layers=-1"
+                "{plain} --scripted echo --n-gpu-layers 7"
             ))
         );
     }

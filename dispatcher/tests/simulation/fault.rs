@@ -181,8 +181,8 @@ pub(crate) fn draw_policy(dice: &mut Dice) -> Policy {
     Policy {
         instances: dice.between_u32(1, 4),
         queue_entries_max: dice.between_u32(3, 60),
-        queue_bytes_max: dice.between(10_000, 1_000_000),
-        queue_tokens_max: dice.between(5_000, 100_000),
+        queue_bytes_max: dice.between(1_000, 20_000),
+        queue_tokens_max: dice.between(500, 20_000),
         queue_timeout: seconds(queue_timeout),
         key_in_flight_max: dice.chance(3000).then(|| dice.between_u32(1, 3)),
         priority_aging: seconds(dice.between(1, 30)),

@@ -26,7 +26,10 @@ struct Live {
     attempt: Attempt,
     started: bool,
     seat: Option<WorkerId>,
+    /// Whose tokens the stream's are.
     model: Option<ModelHash>,
+    /// Whose ids the prompt's are; `None` where the client sent them itself.
+    measured_by: Option<ModelHash>,
     engine_deaths: u32,
     outside_deaths: u32,
 }
@@ -61,6 +64,8 @@ pub(crate) struct Oracle {
     pub(crate) stopped: bool,
     memory: MemoryPressure,
     pub(crate) completed: u64,
+    /// What the run has come across, by the words of the enums.
+    pub(crate) seen: BTreeSet<String>,
 }
 
 impl Oracle {
@@ -83,6 +88,7 @@ impl Oracle {
             stopped: false,
             memory: MemoryPressure::None,
             completed: 0,
+            seen: BTreeSet::new(),
         }
     }
 
@@ -117,6 +123,10 @@ impl Oracle {
             } => {
                 if let Some(measuring) = self.measuring.get_mut(&(*instance, *generation)) {
                     measuring.remove(request);
+                }
+                let facts = self.facts.get(&(*instance, *generation));
+                if let (Some(live), Some(facts)) = (self.live.get_mut(request), facts) {
+                    live.measured_by = Some(facts.model);
                 }
             }
             Event::Finished {
@@ -165,6 +175,7 @@ impl Oracle {
             started: false,
             seat: None,
             model: None,
+            measured_by: None,
             engine_deaths: 0,
             outside_deaths: 0,
         };
@@ -214,6 +225,7 @@ impl Oracle {
 
     pub(crate) fn does(&mut self, action: &Action, now: Tick) {
         assert!(!self.stopped, "nothing follows Stopped");
+        self.note(action);
         match action {
             Action::Spawn {
                 instance,
@@ -291,6 +303,27 @@ impl Oracle {
         }
     }
 
+    /// Remembers which kinds of outcomes, exits and actions came up.
+    fn note(&mut self, action: &Action) {
+        let words = match action {
+            Action::End { outcome, .. } => match outcome {
+                Outcome::Denied(Denied::QueueFull { bound, .. }) => format!("{bound:?}"),
+                Outcome::Denied(denied) => format!("{denied:?}"),
+                Outcome::Failed(failure) => format!("{failure:?}"),
+                Outcome::Completed { reason } => format!("{reason:?}"),
+                Outcome::Cancelled(cause) => format!("{cause:?}"),
+            },
+            Action::Record(Measurement::WorkerExit { cause, .. }) => format!("{cause:?}"),
+            Action::Record(Measurement::Instance { state, .. }) => (*state).to_owned(),
+            Action::Record(measurement) => format!("{measurement:?}"),
+            action => format!("{action:?}"),
+        };
+        let end = words.find([' ', '(']).unwrap_or(words.len());
+        if !self.seen.contains(&words[..end]) {
+            self.seen.insert(words[..end].to_owned());
+        }
+    }
+
     fn tokenises(&mut self, request: RequestId, worker: WorkerId) {
         assert!(
             self.facts.contains_key(&worker),
@@ -332,6 +365,14 @@ impl Oracle {
         if let Some(model) = live.model {
             assert_eq!(model, facts.model, "a stream goes on with its own model");
         }
+        let killed_before = live.engine_deaths > 0;
+        let resumed = live.model.is_some();
+        if let Some(model) = live.measured_by {
+            assert_eq!(
+                model, facts.model,
+                "a prompt's ids are of the model that gets them"
+            );
+        }
         live.attempt = attempt;
         live.started = true;
         live.seat = Some(worker);
@@ -339,6 +380,12 @@ impl Oracle {
         let seats = self.seats.entry(worker).or_default();
         let before = seats.insert(request, attempt);
         assert_eq!(before, None, "a request's older attempt has left its seat");
+        if killed_before {
+            self.seen.insert("alone".to_owned());
+        }
+        if resumed {
+            self.seen.insert("resumed".to_owned());
+        }
         assert!(seats.len() <= facts.slots, "in-flight <= slots");
         if let Some(cap) = self.policy.key_in_flight_max {
             let running = self

@@ -7,7 +7,7 @@ use dispatcher::machine::event::{
     Accepted, Arrival, AttemptError, CancelCause, Event, ExitStatus, Fingerprint, KeyId,
     MemoryPressure, ModelHash, Priority, TokenisedOutcome, WorkerFacts,
 };
-use dispatcher::machine::{Action, Dispatch, Outcome, Policy, Tick};
+use dispatcher::machine::{Action, Dispatch, Failure, Outcome, Policy, Tick};
 use proto::{Attempt, FinishReason, RequestId};
 
 use crate::fault::{Dice, Faults};
@@ -15,6 +15,8 @@ use crate::oracle::{Blame, Oracle, WorkerId, settling_time};
 
 const CONTEXT_TOKENS: u32 = 400;
 const EVENTS_MAX: u64 = 400_000;
+/// Added to a request's number when its client sends it again.
+const RETRIES_FROM: u64 = 1_000;
 const SIGABRT: i32 = 6;
 const SIGKILL: i32 = 9;
 const SIGSEGV: i32 = 11;
@@ -50,6 +52,22 @@ enum RowEnd {
     Finished(FinishReason),
     Cancelled,
     Failed,
+}
+
+impl Client {
+    fn new(arrival: Arrival, dice: &mut Dice, poison: bool) -> Self {
+        Self {
+            prompt_tokens: u32::try_from(arrival.bytes / 4).unwrap(),
+            arrival,
+            natural_end: dice.between_u32(1, 80),
+            poison,
+            bad_template: dice.chance(200),
+            attempt: Attempt(0),
+            tokens: Vec::new(),
+            ended: None,
+            end_relayed: false,
+        }
+    }
 }
 
 /// What a worker writes on its link.
@@ -235,17 +253,8 @@ impl World {
                     .then(|| self.dice.millis(1, 20_000)),
                 affinity: self.dice.chance(5000).then(|| self.dice.between(0, 3)),
             };
-            let client = Client {
-                arrival,
-                prompt_tokens,
-                natural_end: self.dice.between_u32(1, 80),
-                poison: self.dice.chance(self.faults.poison),
-                bad_template: self.dice.chance(200),
-                attempt: Attempt(0),
-                tokens: Vec::new(),
-                ended: None,
-                end_relayed: false,
-            };
+            let poison = self.dice.chance(self.faults.poison);
+            let client = Client::new(arrival, &mut self.dice, poison);
             self.clients.insert(request, client);
             let at = self.now.after(self.dice.millis(0, span));
             self.put(at, Happening::Arrive(request));
@@ -568,7 +577,23 @@ impl World {
                 "a completed stream is whole: {got} of {expected} tokens"
             );
         }
+        let died_of_it = matches!(outcome, Outcome::Failed(Failure::WorkerDied { .. }));
+        if client.poison && request.0 < RETRIES_FROM && died_of_it {
+            let mut arrival = client.arrival.clone();
+            arrival.request = RequestId(request.0 + RETRIES_FROM);
+            self.retry(arrival);
+        }
+        let client = self.clients.get_mut(&request).unwrap();
         client.ended.get_or_insert(outcome);
+    }
+
+    /// A client that was failed by its own prompt sends it again.
+    fn retry(&mut self, arrival: Arrival) {
+        let request = arrival.request;
+        let client = Client::new(arrival, &mut self.dice, true);
+        self.clients.insert(request, client);
+        let after = self.dice.millis(0, 5_000);
+        self.put_after(after, Happening::Arrive(request));
     }
 
     // ---- processes ----

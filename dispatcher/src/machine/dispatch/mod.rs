@@ -6,6 +6,8 @@ mod lifecycle;
 mod operations;
 mod placement;
 mod requests;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
