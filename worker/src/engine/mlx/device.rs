@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::ThreadId;
 
 use mlx_rs::{Device, DeviceType, memory};
+use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 use super::transient;
 use crate::engine::LoadError;
@@ -82,13 +83,17 @@ pub(super) fn bound_memory(weight_bytes: u64, cache_bytes: u64) -> Result<(), Lo
         .map_err(|e| transient(format!("bounding MLX's memory: {}", e.what())))
 }
 
-/// Bytes of memory of this machine; `None` where the system does not say.
+/// Bytes of memory that this process can have at most: the machine's, or its cgroup's where that is
+/// less. `None` where the system does not say.
 pub(super) fn machine_bytes() -> Option<u64> {
-    let pages = nix::unistd::sysconf(nix::unistd::SysconfVar::_PHYS_PAGES).ok()??;
-    let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
-    u64::try_from(pages)
-        .ok()?
-        .checked_mul(u64::try_from(size).ok()?)
+    let memory = MemoryRefreshKind::nothing().with_ram();
+    let system = System::new_with_specifics(RefreshKind::nothing().with_memory(memory)).ok()?;
+    let cgroup = system.cgroup_limits().map(|limits| limits.total_memory);
+    let whole = system.total_memory();
+    let least = cgroup
+        .filter(|&bytes| bytes > 0)
+        .map_or(whole, |c| c.min(whole));
+    (least > 0).then_some(least)
 }
 
 /// Which thread uses MLX, and through how many engines.
