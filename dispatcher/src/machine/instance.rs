@@ -92,6 +92,8 @@ pub(super) struct Death {
     /// When SIGKILL is due; `None`: it was sent, or the process is gone.
     pub(super) kill_at: Option<Tick>,
     pub(super) killed: bool,
+    /// When its requests wait no longer for the exit status.
+    pub(super) judge_at: Option<Tick>,
     /// When the link of an exited process is closed from our side.
     pub(super) close_at: Option<Tick>,
     pub(super) exit: Option<ExitStatus>,
@@ -103,6 +105,7 @@ impl Death {
             why,
             kill_at,
             killed: false,
+            judge_at: None,
             close_at: None,
             exit: None,
         }
@@ -167,6 +170,10 @@ pub(super) struct Instance {
     pub(super) exclusive: Option<RequestId>,
     /// Requests held until the death's cause is known.
     pub(super) casualties: Vec<RequestId>,
+    /// Requests that went on before it was known, as suspects.
+    pub(super) unjudged: Vec<RequestId>,
+    /// Requests that went on before the exit, because our own reason for it was enough.
+    pub(super) parted: Vec<RequestId>,
     /// Requests that were assigned when the worker died, for the record.
     pub(super) batch: Vec<RequestId>,
     pub(super) restart: Restart,
@@ -190,6 +197,8 @@ impl Instance {
             measuring: BTreeMap::new(),
             exclusive: None,
             casualties: Vec::new(),
+            unjudged: Vec::new(),
+            parted: Vec::new(),
             batch: Vec::new(),
             restart: Restart::default(),
             spawned_at: Tick::ZERO,
@@ -275,9 +284,10 @@ impl Instance {
                     .min()
             }
             State::Draining(draining) => Some(draining.until()),
-            State::Terminating(death) => {
-                [death.kill_at, death.close_at].into_iter().flatten().min()
-            }
+            State::Terminating(death) => [death.kill_at, death.judge_at, death.close_at]
+                .into_iter()
+                .flatten()
+                .min(),
             State::Backoff { until, .. } => Some(*until),
             State::Quarantined { until, .. } => *until,
             State::Stopped => None,
@@ -302,7 +312,7 @@ impl Instance {
             }
             // An exit that could not be told yet must not look like a process that lives on.
             State::Terminating(death) => {
-                for at in [&mut death.kill_at, &mut death.close_at] {
+                for at in [&mut death.kill_at, &mut death.judge_at, &mut death.close_at] {
                     *at = at.map(|at| at.after(lateness));
                 }
             }
@@ -355,6 +365,7 @@ mod tests {
             why,
             kill_at: None,
             killed,
+            judge_at: None,
             close_at: None,
             exit,
         }

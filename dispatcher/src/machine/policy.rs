@@ -39,15 +39,18 @@ pub struct Policy {
     pub clock_jump: Duration,
     /// From SIGTERM to SIGKILL of a worker.
     pub worker_grace: Duration,
-    /// From the exit to the fence, where no EOF was read.
+    /// From the exit to the fence, where no EOF was read; and from EOF, so long do requests wait for
+    /// the exit status, which says whether the death counts against them.
     pub link_grace: Duration,
-    /// From a lost link to SIGKILL, where the process lives on. Its requests wait for the exit
-    /// status so long, because it says whether the death counts against them.
+    /// From EOF to SIGKILL, where the process lives on; its death is the engine's then. Long enough
+    /// for an exit that gives a device's memory back.
     pub lost_link_grace: Duration,
 
     /// The first of the growing pauses; the very first restart has none.
     pub backoff_min: Duration,
     pub backoff_max: Duration,
+    /// The longest pause after a Ready worker was killed from outside.
+    pub backoff_external_max: Duration,
     /// More crashes than this in `crash_window` park the instance.
     pub crashes_max: u32,
     pub crash_window: Duration,
@@ -92,9 +95,10 @@ impl Default for Policy {
             clock_jump: Duration::from_secs(1),
             worker_grace: Duration::from_secs(5),
             link_grace: Duration::from_millis(250),
-            lost_link_grace: Duration::from_secs(1),
+            lost_link_grace: Duration::from_secs(3),
             backoff_min: Duration::from_millis(500),
             backoff_max: Duration::from_secs(30),
+            backoff_external_max: Duration::from_secs(1),
             crashes_max: 5,
             crash_window: Duration::from_secs(60),
             park_min: Duration::from_secs(300),
@@ -154,6 +158,10 @@ impl Policy {
             (
                 self.clock_jump < self.stall_min,
                 "a late wake-up must be forgiven before it looks like a stall",
+            ),
+            (
+                self.link_grace <= self.lost_link_grace,
+                "requests must not wait for an exit status longer than the process has to exit",
             ),
             (
                 self.link_grace <= self.worker_grace,

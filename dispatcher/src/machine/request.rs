@@ -6,7 +6,8 @@ use proto::{Attempt, InstanceId, RequestId};
 
 use super::action::Outcome;
 use super::event::{Arrival, Fingerprint, ModelHash};
-use super::measurement::RequestRecord;
+use super::measurement::{ExitCause, RequestRecord};
+use super::policy::Policy;
 use super::queue::Ticket;
 use super::tick::Tick;
 
@@ -58,6 +59,8 @@ pub(super) struct Request {
 
     pub(super) engine_deaths: u32,
     pub(super) external_deaths: u32,
+    /// Deaths whose cause is not known yet.
+    pub(super) unjudged: u32,
     pub(super) oom: bool,
     /// It may have batch-mates no more.
     pub(super) alone: bool,
@@ -95,6 +98,7 @@ impl Request {
             first_token: None,
             engine_deaths: 0,
             external_deaths: 0,
+            unjudged: 0,
             oom: false,
             alone: false,
             measure_tries: 0,
@@ -105,6 +109,32 @@ impl Request {
     /// It had a slot at some time: the queue's time-out applies no more, and refusals become failures.
     pub(super) fn has_started(&self) -> bool {
         self.assigned.is_some()
+    }
+
+    /// One more death of an engine is one too many.
+    pub(super) fn is_one_death_from_failing(&self, policy: &Policy) -> bool {
+        self.engine_deaths + self.unjudged + 1 >= policy.engine_deaths_max
+    }
+
+    /// Counts a worker's death that interrupted it, and says whether that was one too many.
+    pub(super) fn count_death(&mut self, cause: ExitCause, oom: bool, policy: &Policy) -> bool {
+        let suspected = self.external_deaths >= policy.suspect_after;
+        match cause {
+            ExitCause::Planned => {}
+            ExitCause::External => {
+                self.external_deaths += 1;
+                // One more from outside, with nobody else to blame, is too many to be chance.
+                self.engine_deaths += u32::from(suspected);
+            }
+            ExitCause::Engine | ExitCause::Permanent => {
+                self.engine_deaths += 1;
+                self.oom = oom;
+            }
+        }
+        self.alone = self.engine_deaths > 0
+            || self.unjudged > 0
+            || self.external_deaths >= policy.suspect_after;
+        self.engine_deaths >= policy.engine_deaths_max
     }
 
     /// Whether its prompt's length is known in the tokens of `model`.

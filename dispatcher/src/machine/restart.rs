@@ -87,10 +87,17 @@ impl Restart {
         if first {
             return Next::Now;
         }
+        // A worker that had served and was killed from outside has nothing to recover from; the
+        // pause is there only so that a killer in a loop does not keep the machine loading models.
+        let longest = if life.external && life.ready_for.is_some() {
+            policy.backoff_external_max
+        } else {
+            policy.backoff_max
+        };
         let pause = policy
             .backoff_min
             .saturating_mul(1 << doubling)
-            .min(policy.backoff_max);
+            .min(longest);
         // Time spent starting up kept the crash loop slow already.
         let pause = jitter.spread(pause).saturating_sub(life.start_up);
         if pause.is_zero() {
@@ -181,6 +188,19 @@ mod tests {
         for at_s in 0..10 {
             let next = crash(&mut restart, 2000 + at_s * 4000, None, false);
             assert!(matches!(next, Next::Park(pause) if pause <= Policy::default().park_max));
+        }
+    }
+
+    #[test]
+    fn ready_workers_killed_from_outside_come_back_after_a_second_at_most() {
+        let mut restart = Restart::default();
+        let longest = Policy::default().backoff_external_max;
+        for at_s in 0..100 {
+            match crash(&mut restart, at_s, Some(1), true) {
+                Next::Now => {}
+                Next::After(pause) => assert!(pause <= longest),
+                Next::Park(_) => panic!("parked"),
+            }
         }
     }
 

@@ -690,7 +690,7 @@ impl World {
         let cut = cut.then(|| self.now.after(self.dice.micros(0, 3000)));
         let no_eof = self.fault(self.faults.no_eof);
         let reap = if blame == Some(Blame::Outsider) && self.dice.chance(2000) {
-            self.dice.millis(0, 900)
+            self.dice.millis(0, 2_900)
         } else {
             self.dice.micros(10, 20_000)
         };

@@ -1,6 +1,8 @@
 //! The engine: one loaded model that decodes several sequences a step. One thread owns it.
 
 pub mod identity;
+#[cfg(feature = "llama")]
+pub mod llama;
 #[cfg(feature = "mlx")]
 pub mod mlx;
 pub mod scripted;

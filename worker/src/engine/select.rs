@@ -1,5 +1,6 @@
 //! From the name of an engine to a loaded one.
 
+#[cfg(not(all(feature = "llama", feature = "mlx")))]
 use std::path::Path;
 
 use super::scripted::{self, Script};
@@ -46,6 +47,9 @@ pub fn load(
 ) -> Result<Loaded, LoadError> {
     match selection {
         Selection::Scripted(script) => scripted::load(options, *script, progress),
+        #[cfg(feature = "llama")]
+        Selection::Llama => super::llama::load(options, progress),
+        #[cfg(not(feature = "llama"))]
         Selection::Llama => absent(EngineKind::Llama, &options.model),
         #[cfg(feature = "mlx")]
         Selection::Mlx => super::mlx::load(options, progress),
@@ -54,6 +58,7 @@ pub fn load(
     }
 }
 
+#[cfg(not(all(feature = "llama", feature = "mlx")))]
 fn absent(kind: EngineKind, model: &Path) -> Result<Loaded, LoadError> {
     Err(LoadError::Permanent(format!(
         "this build has no {} engine for {}",

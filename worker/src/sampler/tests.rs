@@ -7,7 +7,7 @@ use proto::TokenId;
 use proto::generate::Sampling;
 
 use super::reference::choose;
-use super::{Sampler, TOP_LOGPROBS_MAX, Unusable, check};
+use super::{Job, Sampler, TOP_LOGPROBS_MAX, Unusable, check, sample_rows};
 
 /// Below this distance from a boundary 32-bit weights may decide otherwise than 64-bit ones.
 const MARGIN: f64 = 1e-4;
@@ -235,4 +235,43 @@ fn sampling_that_cannot_be_carried_out_is_refused_in_words() {
         assert!(check(&sampling, None, 100).is_err(), "{sampling:?}");
     }
     assert!(check(&Sampling::default(), Some(TOP_LOGPROBS_MAX + 1), 100).is_err());
+}
+
+#[test]
+fn many_rows_give_the_same_tokens_on_one_thread_and_on_several() {
+    let vocabulary = 150_000_u32;
+    let logits: Vec<Vec<f32>> = (0..40_u32)
+        .map(|row| {
+            (0..vocabulary)
+                .map(|t| ((t * 7919 + row * 31) % 4099) as f32 / 300.0)
+                .collect()
+        })
+        .collect();
+    let all = |lanes| {
+        let mut samplers: Vec<Sampler> = (0..40)
+            .map(|seed| {
+                Sampler::new(
+                    &Sampling {
+                        seed,
+                        ..Sampling::default()
+                    },
+                    None,
+                    &[],
+                    &[],
+                )
+            })
+            .collect();
+        let rows = samplers.iter_mut().zip(&logits).enumerate();
+        let jobs = rows.map(|(slot, (sampler, logits))| Job {
+            slot,
+            sampler,
+            logits,
+            index: 3,
+        });
+        sample_rows(jobs.collect(), lanes)
+    };
+    let one = all(1);
+    assert_eq!(one, all(3));
+    assert_eq!(one.len(), 40);
+    assert!(one.iter().enumerate().all(|(n, (slot, _))| n == *slot));
 }

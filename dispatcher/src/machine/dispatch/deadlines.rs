@@ -130,6 +130,12 @@ impl Dispatch {
                 generation,
             });
         }
+        if is_due(death.judge_at) {
+            if let State::Terminating(death) = &mut self.instances[index].state {
+                death.judge_at = None;
+            }
+            self.release_unjudged(index);
+        }
         if is_due(death.kill_at) {
             self.kill(index);
         }

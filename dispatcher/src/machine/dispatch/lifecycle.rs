@@ -1,17 +1,14 @@
-//! The workers' births and deaths, and what a death means for the requests it interrupted.
+//! How a worker comes to be, and what becomes of a place whose worker is gone.
 
 use std::time::Duration;
 
-use proto::RequestId;
-
 use super::{Dispatch, Shutdown};
 use crate::machine::action::{Action, Denied, Failure, Outcome};
-use crate::machine::event::{Accepted, ExitStatus, WorkerFacts};
-use crate::machine::instance::{Death, Draining, Instance, State, Why, reason};
+use crate::machine::event::WorkerFacts;
+use crate::machine::instance::{Death, Instance, State, Why};
 use crate::machine::liveness::Liveness;
-use crate::machine::measurement::{ExitCause, Measurement};
-use crate::machine::queue::Place;
-use crate::machine::request::{Phase, Request};
+use crate::machine::measurement::ExitCause;
+use crate::machine::request::Request;
 use crate::machine::restart::Next;
 
 impl Dispatch {
@@ -119,89 +116,6 @@ impl Dispatch {
         }
     }
 
-    /// SIGTERM now, SIGKILL after the grace.
-    pub(super) fn terminate(&mut self, index: usize, why: Why) {
-        let place = &self.instances[index];
-        let (instance, generation) = (place.id, place.generation);
-        self.act(Action::Terminate {
-            instance,
-            generation,
-        });
-        let kill_at = Some(self.now.after(self.policy.worker_grace));
-        self.enter(index, State::Terminating(Death::new(why, kill_at)));
-    }
-
-    /// SIGKILL. Its link is fenced at the same moment; nothing is awaited but the exit.
-    pub(super) fn kill(&mut self, index: usize) {
-        let place = &mut self.instances[index];
-        let (instance, generation) = (place.id, place.generation);
-        if let State::Terminating(death) = &mut place.state {
-            death.kill_at = None;
-            death.killed = true;
-        }
-        self.act(Action::Kill {
-            instance,
-            generation,
-        });
-        self.advance_death(index);
-    }
-
-    /// SIGKILL without SIGTERM before it: nobody waits any more.
-    pub(super) fn kill_planned(&mut self, index: usize) {
-        match &self.instances[index].state {
-            State::Terminating(death) if death.exit.is_some() => return,
-            State::Terminating(_) => {}
-            _ => self.enter(index, State::Terminating(Death::new(Why::Planned, None))),
-        }
-        self.kill(index);
-    }
-
-    /// The link is fenced: its requests are off this worker, with what their relays hold.
-    pub(super) fn link_ended(&mut self, index: usize, accepted: &[Accepted]) {
-        if !self.instances[index].link_open {
-            self.stale();
-            return;
-        }
-        self.instances[index].link_open = false;
-        self.interrupt(index, accepted);
-        let grace = match &mut self.instances[index].state {
-            State::Terminating(death) => {
-                death.close_at = None;
-                self.advance_death(index);
-                return;
-            }
-            State::Draining(Draining::Asked { .. }) => (Why::Planned, self.policy.worker_grace),
-            _ => (Why::LinkLost, self.policy.lost_link_grace),
-        };
-        let kill_at = Some(self.now.after(grace.1));
-        self.enter(index, State::Terminating(Death::new(grace.0, kill_at)));
-        self.advance_death(index);
-    }
-
-    pub(super) fn exited(&mut self, index: usize, status: ExitStatus) {
-        let why = match &self.instances[index].state {
-            State::Terminating(death) if death.exit.is_some() => {
-                self.stale();
-                return;
-            }
-            State::Terminating(death) => death.why,
-            State::Draining(Draining::Asked { .. }) => Why::Planned,
-            _ => Why::Exited,
-        };
-        let killed =
-            matches!(&self.instances[index].state, State::Terminating(death) if death.killed);
-        let link_open = self.instances[index].link_open;
-        let death = Death {
-            why,
-            kill_at: None,
-            killed,
-            close_at: link_open.then(|| self.now.after(self.policy.link_grace)),
-            exit: Some(status),
-        };
-        self.enter(index, State::Terminating(death));
-        self.advance_death(index);
-    }
-
     pub(super) fn spawn_failed(&mut self, index: usize, permanent: bool) {
         match &self.instances[index].state {
             State::Spawning { .. } | State::Terminating(_) if !self.instances[index].link_open => {}
@@ -230,157 +144,8 @@ impl Dispatch {
         self.refill(index, cause, words.to_owned());
     }
 
-    /// Takes every request off a worker whose link is fenced. They wait until it is known whether
-    /// the death counts against them.
-    fn interrupt(&mut self, index: usize, accepted: &[Accepted]) {
-        for report in accepted {
-            if let Some(request) = self.requests.get_mut(&report.request)
-                && request.seat() == Some(self.instances[index].id)
-            {
-                request.tokens = request.tokens.max(report.tokens);
-                if request.tokens > 0 {
-                    request.first_token.get_or_insert(self.now);
-                }
-            }
-        }
-        let place = &mut self.instances[index];
-        let instance = place.id;
-        place.exclusive = None;
-        let seats = std::mem::take(&mut place.seats);
-        let measuring = std::mem::take(&mut place.measuring);
-        for (id, seat) in seats {
-            if seat.cancelled {
-                self.lingering.remove(&id);
-                continue;
-            }
-            let Some(request) = self.requests.get_mut(&id) else {
-                continue;
-            };
-            request.phase = Phase::Held { instance };
-            self.queue.push(request.ticket, true, Place::Away);
-            self.instances[index].casualties.push(id);
-            self.instances[index].batch.push(id);
-            self.arm_request(id);
-        }
-        for id in measuring.into_keys() {
-            let Some(request) = self.requests.get_mut(&id) else {
-                continue;
-            };
-            request.phase = Phase::Held { instance };
-            self.instances[index].casualties.push(id);
-            self.arm_request(id);
-        }
-    }
-
-    /// Goes on with a death as far as is known: first its requests, then its place.
-    fn advance_death(&mut self, index: usize) {
-        let place = &self.instances[index];
-        if place.link_open {
-            return;
-        }
-        let State::Terminating(death) = &place.state else {
-            return;
-        };
-        let Some(cause) = death.cause() else {
-            return;
-        };
-        let (why, exit) = (death.why, death.exit);
-        let oom = matches!(exit, Some(ExitStatus::Signal { oom: true, .. }));
-        for id in std::mem::take(&mut self.instances[index].casualties) {
-            self.resume(id, cause, oom);
-        }
-        let Some(status) = exit else {
-            return;
-        };
-        let batch = std::mem::take(&mut self.instances[index].batch);
-        if why == Why::Planned && cause == ExitCause::Engine {
-            self.count_late(&batch, oom);
-        }
-        let place = &mut self.instances[index];
-        let exit = Measurement::WorkerExit {
-            instance: place.id,
-            generation: place.generation,
-            status,
-            cause,
-            uptime: self.now.since(place.spawned_at),
-            batch,
-        };
-        self.counters.worker_exits += 1;
-        self.record(exit);
-        self.refill(index, cause, reason(why, Some(status)));
-    }
-
-    /// A worker that was to leave turns out to have crashed first. Its requests went on at once, so
-    /// the death counts against them wherever they are now.
-    fn count_late(&mut self, batch: &[RequestId], oom: bool) {
-        for &id in batch {
-            let Some(request) = self.requests.get_mut(&id) else {
-                continue;
-            };
-            request.engine_deaths += 1;
-            request.oom = oom;
-            request.alone = true;
-            if request.engine_deaths >= self.policy.engine_deaths_max {
-                self.fail_poisonous(id);
-            }
-        }
-    }
-
-    /// Its prompt killed as many engines as one may.
-    fn fail_poisonous(&mut self, id: RequestId) {
-        let Some(request) = self.requests.get(&id) else {
-            return;
-        };
-        let (oom, deaths) = (request.oom, request.engine_deaths);
-        self.quarantine
-            .insert(request.fingerprint, &self.policy, self.now);
-        self.record(Measurement::FingerprintQuarantined { request: id });
-        self.end(id, Outcome::Failed(Failure::WorkerDied { oom, deaths }));
-    }
-
-    /// Counts a death against a request it interrupted, and lets the request go on, or fails it.
-    fn resume(&mut self, id: RequestId, cause: ExitCause, oom: bool) {
-        let Some(request) = self.requests.get_mut(&id) else {
-            return;
-        };
-        let suspected = request.external_deaths >= self.policy.suspect_after;
-        match cause {
-            ExitCause::Planned => {}
-            ExitCause::External => {
-                request.external_deaths += 1;
-                // One more from outside, with nobody else to blame, is too many to be chance.
-                request.engine_deaths += u32::from(suspected);
-            }
-            ExitCause::Engine | ExitCause::Permanent => request.engine_deaths += 1,
-        }
-        request.oom = oom;
-        request.alone =
-            request.engine_deaths > 0 || request.external_deaths >= self.policy.suspect_after;
-        let alone = request.alone;
-        if request.engine_deaths >= self.policy.engine_deaths_max {
-            self.fail_poisonous(id);
-            return;
-        }
-        let Some(request) = self.requests.get(&id) else {
-            return;
-        };
-        let (started, tokens) = (request.has_started(), request.tokens);
-        if started {
-            self.counters.failovers += 1;
-            self.record(Measurement::Failover {
-                request: id,
-                tokens,
-            });
-        }
-        if alone {
-            self.queue.set_again(id);
-        }
-        self.check_stranded = true;
-        self.wait_again(id);
-    }
-
     /// The worker is gone; decides what becomes of its place.
-    fn refill(&mut self, index: usize, cause: ExitCause, reason: String) {
+    pub(super) fn refill(&mut self, index: usize, cause: ExitCause, reason: String) {
         let now = self.now;
         let place = &mut self.instances[index];
         place.link_open = false;

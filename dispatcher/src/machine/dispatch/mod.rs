@@ -1,6 +1,7 @@
 //! The machine's front: an event in, actions out, and when to be called again.
 
 mod deadlines;
+mod deaths;
 mod invariants;
 mod lifecycle;
 mod operations;

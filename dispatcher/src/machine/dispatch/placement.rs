@@ -82,6 +82,9 @@ impl Dispatch {
         if held_back && !request.has_started() {
             return;
         }
+        if !request.alone && self.reserved.is_some_and(|(_, reserved)| reserved == id) {
+            self.reserved = None;
+        }
         if request.tokens > 0 && self.is_complete(request) {
             let reason = proto::FinishReason::Length;
             self.end(id, Outcome::Completed { reason });

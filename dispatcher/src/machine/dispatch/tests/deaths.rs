@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use proto::RequestId;
+
 use super::{Rig, SIGABRT, SIGKILL, arrival, asked_to_measure, assigned, facts, told};
 use crate::machine::action::{Denied, Failure, Outcome};
 use crate::machine::event::{Event, ExitStatus, Fingerprint, TokenisedOutcome};
@@ -64,14 +66,46 @@ fn a_closed_link_with_a_live_process_gets_sigkill_and_counts_as_the_engines() {
         [],
         "whom the death counts against is not known yet"
     );
-    let said = rig.pass(Policy::default().lost_link_grace);
-    assert_eq!(told(&said), [("kill", 0)]);
-    assert_eq!(assigned(&said), [(1, 1)]);
-    rig.arrive(2);
-    assert!(
-        assigned(&rig.said).iter().all(|(id, _)| *id != 2),
-        "the suspect runs alone"
+    let said = rig.pass(Policy::default().link_grace);
+    assert_eq!((told(&said), assigned(&said)), (vec![], vec![(1, 1)]));
+    assert_eq!(
+        told(&rig.pass(Policy::default().lost_link_grace)),
+        [("kill", 0)]
     );
+    assert_eq!(rig.machine.requests[&RequestId(1)].engine_deaths, 1);
+}
+
+#[test]
+fn what_goes_on_before_the_exit_status_goes_on_alone_and_a_good_status_frees_it() {
+    let mut rig = Rig::ready(2, 2);
+    for id in 1..=4 {
+        rig.arrive(id);
+    }
+    rig.finish(2, 1);
+    rig.finish(4, 1);
+    rig.link_ends(0, &[(1, 1, 3), (3, 1, 3)]);
+    let said = rig.pass(Policy::default().link_grace);
+    assert_eq!(assigned(&said), [(1, 1)], "no suspect joins a batch");
+    rig.exits(0, SIGKILL);
+    rig.finish(1, 2);
+    let both = [assigned(&rig.said), assigned(&rig.arrive(5))].concat();
+    assert_eq!(
+        both[5..],
+        [(3, 1), (5, 1)],
+        "it was from outside: nobody is a suspect"
+    );
+}
+
+#[test]
+fn a_second_death_is_not_run_from_before_its_status_is_known() {
+    let mut rig = Rig::ready(3, 1);
+    rig.arrive(1);
+    rig.dies(0, SIGABRT);
+    rig.link_ends(1, &[(1, 2, 3)]);
+    let said = rig.pass(Policy::default().link_grace * 2);
+    assert_eq!(assigned(&said), [], "a third engine would be at risk");
+    let said = rig.exits(1, SIGKILL);
+    assert_eq!(assigned(&said), [(1, 2)], "from outside it fails nothing");
 }
 
 #[test]
