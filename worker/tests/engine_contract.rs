@@ -443,3 +443,20 @@ fn scripted(script: &str) -> Subject {
 every_promise!(plain, super::scripted(""));
 every_promise!(chunked, super::scripted("chunk=3,text=bytes"));
 every_promise!(speculative, super::scripted("burst=3,length=40"));
+
+/// The MLX engine on a folder with random weights that scripts/mlx-reference made. Its float32 rows
+/// came out the same in any company so far; an exact comparison says when that ends.
+#[cfg(feature = "mlx")]
+fn mlx(case: &str) -> Subject {
+    Subject {
+        selection: Selection::Mlx,
+        model: PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/mlx-cases"))
+            .join(case),
+        is_exact: true,
+    }
+}
+
+#[cfg(feature = "mlx")]
+every_promise!(mlx_plain, super::mlx("llama-scaled"));
+#[cfg(feature = "mlx")]
+every_promise!(mlx_packed, super::mlx("qwen2-tied-4bit"));

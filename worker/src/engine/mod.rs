@@ -3,6 +3,8 @@
 pub mod identity;
 #[cfg(feature = "llama")]
 pub mod llama;
+#[cfg(feature = "mlx")]
+pub mod mlx;
 pub mod scripted;
 pub mod select;
 

@@ -1,5 +1,6 @@
 //! From the name of an engine to a loaded one.
 
+#[cfg(not(all(feature = "llama", feature = "mlx")))]
 use std::path::Path;
 
 use super::scripted::{self, Script};
@@ -50,10 +51,14 @@ pub fn load(
         Selection::Llama => super::llama::load(options, progress),
         #[cfg(not(feature = "llama"))]
         Selection::Llama => absent(EngineKind::Llama, &options.model),
+        #[cfg(feature = "mlx")]
+        Selection::Mlx => super::mlx::load(options, progress),
+        #[cfg(not(feature = "mlx"))]
         Selection::Mlx => absent(EngineKind::Mlx, &options.model),
     }
 }
 
+#[cfg(not(all(feature = "llama", feature = "mlx")))]
 fn absent(kind: EngineKind, model: &Path) -> Result<Loaded, LoadError> {
     Err(LoadError::Permanent(format!(
         "this build has no {} engine for {}",
