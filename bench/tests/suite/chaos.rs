@@ -163,6 +163,7 @@ fn chaos(on_death: OnDeath, verify: Verify, seed: u64) -> Found {
         streams: 6,
         requests: 40,
         kills: 12,
+        abort: false,
         verify,
         learn_alone: false,
         seed,
