@@ -52,10 +52,10 @@ def models_are_listed(client, name):
 
 def a_chat_is_answered_whole(client, name):
     answer = client.chat.completions.create(
-        model=name, messages=question("What is the capital of France?"), max_tokens=24, temperature=0
+        model=name, messages=question("Repeat this number and nothing else: 3684"), max_tokens=24, temperature=0
     )
     (choice,) = answer.choices
-    assert "Paris" in choice.message.content, choice.message.content
+    assert "3684" in choice.message.content, choice.message.content
     assert choice.message.role == "assistant"
     assert choice.finish_reason in ("stop", "length")
     usage = answer.usage
