@@ -164,6 +164,11 @@ impl World {
             } => {
                 let place = self.fleet.current(instance, generation)?;
                 let facts = Place::facts(&ready);
+                tracing::info!(
+                    %instance, %generation,
+                    device = ready.device, slots = ready.slots, model = ready.model.name,
+                    "worker ready on {}", ready.device
+                );
                 place.ready = Some(ready);
                 self.ever_ready = true;
                 Event::Ready {

@@ -28,9 +28,8 @@ use crate::link::{Context, DirectoryError, Expectations, Listener, RunDirectory}
 use crate::machine::Dispatch;
 use crate::memory::{self, watch::Watch};
 use crate::metrics::Metrics;
-use crate::model::EngineKind;
 use crate::process::sweep::sweep;
-use crate::process::{self, Processes, WorkerCommand};
+use crate::process::{Processes, WorkerCommand};
 use crate::reconfigure::Reconfigure;
 use crate::record::Recorder;
 use crate::signal;
@@ -268,11 +267,7 @@ pub(crate) fn worker_command(config: &Config, socket: PathBuf) -> Box<CommandOf>
         instance: InstanceId(0),
         generation: Generation(0),
         socket,
-        engine: match config.engine {
-            EngineKind::Llama => process::EngineKind::Llama,
-            EngineKind::Mlx => process::EngineKind::Mlx,
-            EngineKind::Scripted => process::EngineKind::Scripted,
-        },
+        engine: config.engine,
         // The scripted engine has no model, but the command line has a place for one.
         model: config.model.clone().unwrap_or_else(|| "scripted".into()),
         slots: config.slots,

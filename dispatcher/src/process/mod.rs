@@ -30,7 +30,7 @@ use tokio::task::JoinHandle;
 use crate::input::Input;
 use crate::machine::event::ExitStatus;
 
-pub use spawn::{EngineKind, Launch, WorkerCommand};
+pub use spawn::{Launch, WorkerCommand};
 
 /// After an exit, how long the last lines of output may take to arrive. Something that left the
 /// worker's group can hold the pipe open for longer.

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use proto::{Generation, InstanceId};
 
+use crate::model::EngineKind;
+
 /// What a worker inherits by name. Everything else of the dispatcher's environment, API keys
 /// among it, stays here.
 const KEPT: [&str; 5] = ["PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH"];
@@ -14,26 +16,6 @@ const KEPT_PREFIXES: [&str; 3] = ["DYLD_", "CUDA_", "GGML_"];
 
 /// Can wedge a Mac's GPU until the next boot (ml-explore/mlx 3830): it never reaches a worker.
 const REFUSED: &str = "MLX_METAL_FAST_SYNCH";
-
-/// Which engine a worker loads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EngineKind {
-    Llama,
-    Mlx,
-    Scripted,
-}
-
-impl EngineKind {
-    /// The word of `--engine`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Mlx => "mlx",
-            Self::Scripted => "scripted",
-        }
-    }
-}
 
 /// One worker, as its command line says it.
 #[derive(Clone, Debug, PartialEq)]
