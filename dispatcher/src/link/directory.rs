@@ -4,6 +4,8 @@ use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
@@ -13,6 +15,11 @@ pub const SOCKET_PATH_BYTES_MAX: usize = 103;
 
 const SOCKET_NAME: &str = "link.sock";
 const LOCK_NAME: &str = "dispatcher.lock";
+
+/// A dispatcher that was killed holds its lock until the kernel has ended its last thread, which
+/// its successor may come before. A living one is refused after this wait.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+const LOCK_POLL: Duration = Duration::from_millis(10);
 
 /// Why a directory cannot be a dispatcher's run directory. All of it is the operator's to change.
 #[derive(Debug, Error)]
@@ -41,7 +48,7 @@ pub struct RunDirectory {
 
 impl RunDirectory {
     /// Creates the directory with mode 0700 (or narrows an existing one of ours to it) and takes
-    /// its lock.
+    /// its lock, for which it waits up to [`LOCK_WAIT`].
     ///
     /// # Errors
     ///
@@ -86,7 +93,7 @@ impl RunDirectory {
             .mode(0o600)
             .open(path.join(LOCK_NAME))
             .map_err(io)?;
-        match lock.try_lock() {
+        match lock_within(&lock, LOCK_WAIT) {
             Ok(()) => Ok(Self {
                 path: path.to_owned(),
                 _lock: lock,
@@ -115,9 +122,29 @@ impl RunDirectory {
     }
 }
 
+fn lock_within(lock: &File, patience: Duration) -> Result<(), TryLockError> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => thread::sleep(LOCK_POLL),
+            result => return result,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lock_that_is_let_go_within_the_wait_is_taken() {
+        let root = tempfile::tempdir().unwrap();
+        let first = RunDirectory::open(root.path()).unwrap();
+        let path = root.path().to_owned();
+        let second = thread::spawn(move || RunDirectory::open(&path));
+        drop(first);
+        assert!(second.join().unwrap().is_ok());
+    }
 
     #[test]
     fn the_directory_is_closed_to_others_even_where_it_was_open() {
