@@ -68,6 +68,7 @@ impl Ledger {
         };
         let arrival = Arrival {
             request,
+            received: relay.received(),
             key: submission.key,
             priority: submission.priority,
             fingerprint: Fingerprint(self.hash(&prompt)),

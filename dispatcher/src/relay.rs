@@ -150,6 +150,12 @@ pub fn channel(received: Tick) -> (Sender, Receiver) {
 }
 
 impl Sender {
+    /// When the front had the request.
+    #[must_use]
+    pub fn received(&self) -> Tick {
+        self.0.lock().timeline.received
+    }
+
     /// Begins an attempt: rows of any other are stale from now on.
     pub fn assign(&self, attempt: Attempt, instance: InstanceId, prompt_tokens: u32, now: Tick) {
         let mut inner = self.0.lock();

@@ -15,9 +15,10 @@ const KEYS: u64 = 1_000;
 /// Three events a request on a computer that others use; a walk over the queue in each takes minutes.
 const LONGEST: Duration = Duration::from_secs(10);
 
-fn arrival(id: u64) -> Arrival {
+fn arrival(id: u64, now: Tick) -> Arrival {
     Arrival {
         request: RequestId(id),
+        received: now,
         key: KeyId(id % KEYS),
         priority: [Priority::High, Priority::Normal, Priority::Low]
             [usize::try_from(id % 3).expect("small")],
@@ -66,7 +67,7 @@ fn twenty_thousand_waiting_requests_of_a_thousand_keys_cost_little_a_step() {
     let mut now = Tick::ZERO;
     let mut machine = Dispatch::new(policy, 1, now);
     for id in 0..REQUESTS {
-        machine.handle(Event::Arrived(Box::new(arrival(id))), now);
+        machine.handle(Event::Arrived(Box::new(arrival(id, now))), now);
     }
     bring_up(&mut machine, now);
     let mut running = VecDeque::new();

@@ -177,6 +177,7 @@ mod tests {
     fn arrival(bytes: u64) -> Arrival {
         Arrival {
             request: RequestId(1),
+            received: Tick::ZERO,
             key: KeyId(0),
             priority: Priority::Normal,
             fingerprint: Fingerprint(1),

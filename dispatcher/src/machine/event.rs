@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use proto::{Attempt, FinishReason, Generation, InstanceId, RequestId};
 
+use super::tick::Tick;
+
 /// A request's share of the queue is kept by this: a hash of its API key, never the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyId(pub u64);
@@ -28,6 +30,9 @@ pub enum Priority {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrival {
     pub request: RequestId,
+    /// When the front had it. It may have waited for the loop that tells this machine of it; a
+    /// moment in the future is taken as now.
+    pub received: Tick,
     pub key: KeyId,
     pub priority: Priority,
     pub fingerprint: Fingerprint,

@@ -81,6 +81,7 @@ impl Request {
         queue_timeout: Duration,
         now: Tick,
     ) -> Self {
+        let received = arrival.received.min(now);
         Self {
             id: arrival.request,
             ticket,
@@ -90,9 +91,9 @@ impl Request {
             prompt_is_ids: arrival.prompt_tokens.is_some(),
             prompt_tokens: arrival.prompt_tokens,
             max_tokens: arrival.max_tokens,
-            received: now,
-            deadline: arrival.deadline.map(|deadline| now.after(deadline)),
-            queue_deadline: now.after(queue_timeout),
+            received,
+            deadline: arrival.deadline.map(|deadline| received.after(deadline)),
+            queue_deadline: received.after(queue_timeout),
             phase: Phase::Queued,
             attempt: Attempt(0),
             tokens: 0,
@@ -224,6 +225,7 @@ mod tests {
     fn arrival() -> Arrival {
         Arrival {
             request: RequestId(1),
+            received: Tick::ZERO,
             key: KeyId(0),
             priority: Priority::Normal,
             fingerprint: Fingerprint(1),

@@ -1,7 +1,7 @@
 //! Clients: what they ask for, when, and what their relays hold at the end.
 
 use dispatcher::machine::event::{Arrival, CancelCause, Fingerprint, KeyId, ModelHash, Priority};
-use dispatcher::machine::{Failure, Outcome};
+use dispatcher::machine::{Failure, Outcome, Tick};
 use proto::{Attempt, RequestId};
 
 use crate::fault::Dice;
@@ -68,6 +68,7 @@ impl World {
             let priorities = [Priority::High, Priority::Normal, Priority::Low];
             let arrival = Arrival {
                 request,
+                received: Tick::ZERO,
                 key: KeyId(self.dice.between(1, keys)),
                 priority: priorities[usize::try_from(self.dice.between(0, 2)).unwrap()],
                 fingerprint: Fingerprint(id),

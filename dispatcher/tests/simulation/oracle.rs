@@ -22,7 +22,9 @@ pub(crate) enum Blame {
 struct Live {
     key: KeyId,
     fingerprint: u64,
+    /// When the front had it, and when the machine was told.
     received: Tick,
+    told: Tick,
     attempt: Attempt,
     started: bool,
     seat: Option<WorkerId>,
@@ -170,7 +172,8 @@ impl Oracle {
         let live = Live {
             key: arrival.key,
             fingerprint: arrival.fingerprint.0,
-            received: now,
+            received: arrival.received.min(now),
+            told: now,
             attempt: Attempt(0),
             started: false,
             seat: None,
@@ -418,7 +421,6 @@ impl Oracle {
         let live = live.expect("only a request that was let in and has not ended can end");
         let before = self.ended.insert(request, outcome.clone());
         assert_eq!(before, None, "exactly one terminal event");
-        let waited = now.since(live.received);
         let policy = &self.policy;
         match outcome {
             Outcome::Completed { .. } => {
@@ -430,7 +432,7 @@ impl Oracle {
                 assert!(!live.started, "what had a slot fails, it is not denied");
                 match denied {
                     Denied::QueueFull { bound, .. } => {
-                        assert!(waited.is_zero(), "a full queue refuses at once");
+                        assert_eq!(live.told, now, "a full queue refuses at once");
                         let limit = usize::try_from(policy.queue_entries_max).unwrap();
                         if *bound == QueueBound::Entries {
                             assert!(waiting >= limit, "a queue with room for an entry takes it");

@@ -211,7 +211,11 @@ impl World {
         match happening {
             Happening::Arrive(request) => {
                 self.arrived.insert(request);
-                let arrival = self.clients[&request].arrival.clone();
+                let mut arrival = self.clients[&request].arrival.clone();
+                // The loop was busy, or another clock is a little ahead.
+                let latest = self.now.as_micros() + 1000;
+                let late = self.dice.between(0, 50_000);
+                arrival.received = Tick::from_micros(latest.saturating_sub(late));
                 self.tell(Event::Arrived(Box::new(arrival)));
             }
             Happening::Leave(request, cause) => {

@@ -45,7 +45,7 @@ impl Dispatch {
             key: arrival.key,
             priority: arrival.priority,
             sequence: self.next_sequence,
-            received: self.now,
+            received: arrival.received.min(self.now),
             bytes: arrival.bytes,
             tokens,
         };

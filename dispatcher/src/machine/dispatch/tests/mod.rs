@@ -38,6 +38,7 @@ struct Rig {
 fn arrival(id: u64) -> Arrival {
     Arrival {
         request: RequestId(id),
+        received: Tick::ZERO,
         key: KeyId(0),
         priority: Priority::Normal,
         fingerprint: Fingerprint(id),
@@ -128,8 +129,11 @@ impl Rig {
         said
     }
 
-    /// What it says to this.
-    fn tell(&mut self, event: Event) -> Vec<Action> {
+    /// What it says to this. Arrivals are received in the moment of the telling.
+    fn tell(&mut self, mut event: Event) -> Vec<Action> {
+        if let Event::Arrived(arrival) = &mut event {
+            arrival.received = self.now;
+        }
         self.machine.handle(event, self.now);
         self.listen()
     }

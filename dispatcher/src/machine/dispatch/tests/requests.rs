@@ -10,6 +10,7 @@ use crate::machine::event::{
     AttemptError, CancelCause, Event, KeyId, MemoryPressure, Priority, TokenisedOutcome,
 };
 use crate::machine::policy::Policy;
+use crate::machine::tick::Tick;
 
 fn text(id: u64) -> Event {
     let mut arrival = arrival(id);
@@ -46,6 +47,25 @@ fn a_prompt_as_long_as_the_context_never_takes_a_slot() {
         prompt_tokens: 1000,
         context_tokens: 1000,
     };
+    assert_eq!(rig.outcome(1), Some(&Outcome::Denied(denied)));
+}
+
+#[test]
+fn what_waited_before_the_machine_was_told_counts_as_waiting() {
+    let mut rig = Rig::new(Policy {
+        queue_timeout: Duration::from_secs(60),
+        ..Policy::default()
+    });
+    rig.pass(Duration::from_secs(100));
+    let mut early = arrival(1);
+    early.received = Tick::ZERO.after(Duration::from_secs(50));
+    rig.machine.handle(Event::Arrived(Box::new(early)), rig.now);
+    rig.listen();
+    rig.pass(Duration::from_secs(9));
+    assert_eq!(rig.outcome(1), None);
+    rig.pass(Duration::from_secs(1));
+    let waited = Duration::from_secs(60);
+    let denied = Denied::QueueTimeout { waited };
     assert_eq!(rig.outcome(1), Some(&Outcome::Denied(denied)));
 }
 
