@@ -11,6 +11,8 @@
 
 mod bad_folders;
 mod company;
+#[path = "../near_tie/mod.rs"]
+mod near_tie;
 mod parity;
 mod plain;
 mod seats;

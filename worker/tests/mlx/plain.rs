@@ -8,6 +8,8 @@ use proto::generate::Sampling;
 use worker::engine::mlx::{LoadedMlx, Unpacking, load_unpacking};
 use worker::engine::{Emission, Engine, LoadError, LoadOptions, Pulse, Slot, StepReport, Task};
 
+use crate::near_tie;
+
 /// The random-weight folders: name, and whether any of its weights are packed.
 pub(crate) const CASES: [(&str, bool); 10] = [
     ("llama-tied", false),
@@ -127,9 +129,6 @@ pub(crate) enum Parting {
     Apart(usize, f32),
 }
 
-/// Largest difference of float32 logits that is a near tie.
-const EPSILON: f32 = 1e-3;
-
 /// Judges by a single pass over the prompt and what both agree on.
 pub(crate) fn parting(
     loaded: &mut LoadedMlx,
@@ -145,7 +144,7 @@ pub(crate) fn parting(
     let context = [prompt, &ours[..common]].concat();
     let logits = loaded.engine.score(&context).unwrap().pop().unwrap();
     let gap = (logits[a as usize] - logits[b as usize]).abs();
-    if gap <= EPSILON {
+    if gap <= near_tie::epsilon("mlx", "float32") {
         println!("near tie at token {common}: {a} and {b} are {gap:e} apart");
         Parting::NearTie(common, gap)
     } else {

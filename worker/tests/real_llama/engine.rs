@@ -6,6 +6,7 @@ use worker::engine::{
     Engine, EngineError, Pulse, Rejected, Slot, SlotEnd, StepReport, Task, TextModel,
 };
 
+use crate::near_tie;
 use crate::plain::Plain;
 use crate::stream::{Driver, chat, engine, greedy, long_prompt, prompts};
 
@@ -26,6 +27,33 @@ fn real_model_greedy_text_is_that_of_a_plain_loop() {
     assert!(
         ties <= 2,
         "{ties} of 12 are near ties: more than rounding explains"
+    );
+}
+
+#[test]
+fn real_model_what_prefilling_moves_logits_by_is_within_the_table() {
+    let (_engine, text) = engine(1, 2048);
+    let mut plain = Plain::new(&text);
+    let mut differences = Vec::new();
+    for prompt in prompts(&text) {
+        let answer = plain.greedy(&prompt, 32);
+        let all = [prompt.clone(), answer].concat();
+        let decoded = plain.logits_by(&all, 1);
+        let prefilled = plain.logits_by(&all, 48);
+        for at in prompt.len() - 1..all.len() {
+            let pairs = decoded[at].iter().zip(&prefilled[at]);
+            differences.extend(pairs.map(|(a, b)| (a - b).abs()));
+        }
+    }
+    let rank = differences.len() * 999 / 1000;
+    let (_, p999, above) = differences.select_nth_unstable_by(rank, f32::total_cmp);
+    let (p999, largest) = (*p999, above.iter().copied().fold(0.0, f32::max));
+    eprintln!("p99.9 of the difference is {p999:e}, the largest {largest:e}");
+    let epsilon = near_tie::llama("q4_1");
+    assert!(epsilon <= 0.05, "the design's bound for quantised weights");
+    assert!(
+        2.0 * p999 <= epsilon,
+        "twice {p999:e} is over the table's {epsilon}"
     );
 }
 

@@ -8,6 +8,8 @@
     reason = "near ties are counted for whoever reads a test's output"
 )]
 
+#[path = "../near_tie/mod.rs"]
+mod near_tie;
 mod plain;
 mod stream;
 

@@ -11,10 +11,8 @@ use worker::engine::TextModel;
 use worker::engine::llama::{LlamaText, backend};
 use worker::sampler::uniform;
 
+use crate::near_tie;
 use crate::stream::THREADS;
-
-/// What two runs' logits may differ by: DESIGN's bound for quantised weights.
-const EPSILON: f32 = 0.05;
 
 /// Tokens of one pass.
 const PIECE: usize = 48;
@@ -63,6 +61,26 @@ impl<'t> Plain<'t> {
         self.context.decode(&mut batch).expect("a decode");
         self.context
             .get_logits_ith(i32::try_from(tokens.len() - 1).expect("small"))
+    }
+
+    /// Logits after each of `tokens`, computed `piece` tokens a pass.
+    pub(crate) fn logits_by(&mut self, tokens: &[TokenId], piece: usize) -> Vec<Vec<f32>> {
+        self.context.clear_kv_cache();
+        let mut all = Vec::new();
+        for (pass, piece_ids) in tokens.chunks(piece).enumerate() {
+            let mut batch = LlamaBatch::new(piece, 1);
+            for (offset, &token) in piece_ids.iter().enumerate() {
+                let token = LlamaToken(i32::try_from(token).expect("an id"));
+                let position = i32::try_from(pass * piece + offset).expect("small");
+                batch.add(token, position, &[0], true).expect("room");
+            }
+            self.context.decode(&mut batch).expect("a decode");
+            for index in 0..piece_ids.len() {
+                let index = i32::try_from(index).expect("small");
+                all.push(self.context.get_logits_ith(index).to_vec());
+            }
+        }
+        all
     }
 
     /// The logits after `prefix`.
@@ -118,14 +136,14 @@ impl<'t> Plain<'t> {
         let gap = (logits[a as usize] - logits[b as usize]).abs();
         eprintln!("{what}: parts at {at} by {gap} ({a} or {b})");
         assert!(
-            gap <= EPSILON,
+            gap <= epsilon(),
             "{what}: no near tie at {at}: {a} and {b} are {gap} apart"
         );
         1
     }
 
     /// The same for sampling at a temperature with nothing cut off: the draw must lie within what
-    /// [`EPSILON`] can move the cumulative distribution by, of both tokens.
+    /// [`epsilon`] can move the cumulative distribution by, of both tokens.
     pub(crate) fn same_or_near_draw(
         &mut self,
         what: &str,
@@ -145,7 +163,7 @@ impl<'t> Plain<'t> {
             .collect();
         let total: f64 = weights.iter().sum();
         let u = uniform(seed, u32::try_from(at).expect("small"));
-        let share = (2.0 * f64::from(EPSILON) / temperature).exp() - 1.0;
+        let share = (2.0 * f64::from(epsilon()) / temperature).exp() - 1.0;
         for token in [expected.get(at), got.get(at)].into_iter().flatten() {
             let token = *token as usize;
             let below: f64 = weights[..token].iter().sum::<f64>() / total;
@@ -160,6 +178,11 @@ impl<'t> Plain<'t> {
         }
         1
     }
+}
+
+/// What two runs' logits of this model may differ by.
+fn epsilon() -> f32 {
+    near_tie::llama("q4_1")
 }
 
 /// Where two continuations first differ, and the ids before that.
