@@ -94,6 +94,48 @@ fn real_model_kill_of_one_worker_leaves_the_listener_and_the_other_streams_alone
 }
 
 #[test]
+fn real_model_a_reload_to_another_file_lets_streams_end_on_the_old_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("dispatcher.toml");
+    let write = |model: &std::path::Path| {
+        let words = format!(
+            "engine = \"llama\"\nmodel = \"{}\"\nslots = 2\nthreads = 1\nctx-size = 512\n",
+            model.display()
+        );
+        std::fs::write(&file, words).unwrap();
+    };
+    write(&system::model());
+    let system = System::start(&["--config", file.to_str().unwrap()]);
+    let before = system.worker_pids();
+    let mut running = Events::open(
+        &system.address,
+        "/v1/chat/completions",
+        &chat("Tell me a long story about the sea.", 96),
+    );
+    running.next_text();
+    let other = folder.path().join("another.gguf");
+    std::fs::copy(system::model(), &other).unwrap();
+    write(&other);
+    system.signal(nix::sys::signal::Signal::SIGHUP);
+    let status = system.await_status("a worker of the new model", |status| {
+        let one = &status["instances"][0];
+        one["state"] == "ready" && one["pid"] != before[0]
+    });
+    let whole = running.whole();
+    whole.assert_complete();
+    assert_eq!(
+        whole.timings.unwrap()["attempts"],
+        1,
+        "it ended where it began"
+    );
+    assert_eq!(status["reloads"], 1);
+    // The served name is what clients know it by, and stays until the next start.
+    let log = system.read_log();
+    assert!(log.contains("served-model-name") && log.contains("\"model\":\"another\""));
+    client::stream(&system.address, &chat("Say hello.", 8)).assert_complete();
+}
+
+#[test]
 fn real_model_a_prompt_over_the_context_is_refused_before_it_takes_a_slot() {
     let system = System::llama(&["--instances", "1", "--slots", "2", "--ctx-size", "256"]);
     let long = "word ".repeat(2000);
