@@ -14,3 +14,6 @@ mod company;
 mod parity;
 mod plain;
 mod seats;
+mod served;
+#[path = "../system/mod.rs"]
+mod system;
