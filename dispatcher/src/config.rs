@@ -12,12 +12,16 @@ use crate::cli::Settings;
 use crate::machine::Policy;
 use crate::memory::{self, Costs, DoesNotFit, Limit, LimitOrigin, Plan};
 
-use crate::model::discover::{self, Choice, DiscoverError};
+use crate::model::discover::{self, Available, Choice, DiscoverError};
+use crate::model::folder::{self, Folder};
 use crate::model::gguf::{self, GgufError, Header};
+use crate::process::engines;
 
 mod layers;
 mod surroundings;
 mod value;
+
+use crate::model::Engines;
 
 pub use crate::model::EngineKind;
 pub use layers::{Effective, Source};
@@ -198,20 +202,22 @@ impl Config {
 
         let instances = r.count("instances", 1, 1, 256)?;
         let (engine, model) = choose_model(r, around)?;
-        let header = match (&model, engine) {
-            (Some(model), EngineKind::Llama) => Some(read_header(model)?),
+        let size = match (&model, engine) {
+            (Some(model), EngineKind::Llama) => Some(ModelSize::File(read_header(model)?)),
+            (Some(model), EngineKind::Mlx) => Some(ModelSize::Folder(folder::read(model))),
             _ => None,
         };
         let name = model.as_deref().map_or("scripted".to_owned(), model_name);
         let served_model_name = r.or("served-model-name", name, value::text, |text| quote(text))?;
-        let context_tokens = context(r, header.as_ref())?;
+        let context_tokens = context(r, size.as_ref())?;
         let (threads, n_gpu_layers) = processors(r, instances, around.cores)?;
         let demand = Demand {
             instances,
             context_tokens,
             offloaded: n_gpu_layers.is_some_and(|layers| layers > 0) && !around.is_mac,
+            is_mac: around.is_mac,
         };
-        let (memory, plan) = fit(r, header.as_ref(), model.as_deref(), demand, around.memory)?;
+        let (memory, plan) = fit(r, size.as_ref(), model.as_deref(), demand, around.memory)?;
         let slots = plan.as_ref().map_or(SCRIPTED_SLOTS, |plan| plan.slots);
         let slots = match &plan {
             Some(_) => slots,
@@ -418,6 +424,13 @@ impl Config {
 
     fn remarks(&self, cores: u32, offloaded: bool) -> Vec<String> {
         let mut notes = Vec::new();
+        if self.instances > cores && self.threads == 1 {
+            notes.push(format!(
+                "{} instances on {cores} cores: each computes with one thread, and they take turns; \
+                 more than {cores} instances add no speed",
+                self.instances,
+            ));
+        }
         let total = self.instances.saturating_mul(self.threads);
         if total > cores && self.threads > 1 {
             notes.push(format!(
@@ -450,6 +463,30 @@ struct Demand {
     instances: u32,
     context_tokens: u32,
     offloaded: bool,
+    is_mac: bool,
+}
+
+/// What a model says of its size, in its own way.
+enum ModelSize {
+    File(Header),
+    Folder(Folder),
+}
+
+impl ModelSize {
+    fn context_length(&self) -> Option<u32> {
+        match self {
+            Self::File(header) => header.context_length,
+            Self::Folder(folder) => folder.context_length,
+        }
+    }
+
+    /// `None` where it says too little.
+    fn costs(&self, demand: Demand, memory: Limit) -> Option<Costs> {
+        match self {
+            Self::File(header) => Some(Costs::of_header(header, demand.offloaded)),
+            Self::Folder(folder) => Costs::of_folder(folder, memory, demand.is_mac),
+        }
+    }
 }
 
 fn config_file(settings: &Settings, around: &Surroundings) -> Result<Option<File>, ConfigError> {
@@ -503,14 +540,23 @@ fn choose_model(
         |path| quote(&path.to_string_lossy()),
     )?;
     let wanted = engine.as_ref().map(|(engine, _)| *engine);
+    let program = match r.layers.get("worker", value::text)? {
+        Some((path, _)) => PathBuf::from(path),
+        None => around.worker_beside(),
+    };
+    let available = Available {
+        worker: &program,
+        engines: engines_of(&program)?,
+        is_mac: around.is_mac,
+    };
     let Choice {
         engine: chosen,
         model,
     } = match &named {
-        Some((model, _)) => discover::named(Path::new(model), wanted, &directory)?,
+        Some((model, _)) => discover::named(Path::new(model), wanted, &directory, available)?,
         None => {
             let found = discover::scan(&directory)?;
-            discover::choose(&found, wanted, &directory, around.is_mac)?
+            discover::choose(&found, wanted, &directory, available)?
         }
     };
     let source = engine.map_or(Source::Derived, |(_, source)| source);
@@ -539,8 +585,8 @@ fn model_name(model: &Path) -> String {
     })
 }
 
-fn context(r: &mut Resolver<'_>, header: Option<&Header>) -> Result<u32, ConfigError> {
-    let models = header.and_then(|header| header.context_length);
+fn context(r: &mut Resolver<'_>, size: Option<&ModelSize>) -> Result<u32, ConfigError> {
+    let models = size.and_then(ModelSize::context_length);
     let parse = |text: &str| {
         let tokens = value::count32(text, 16, 1 << 24)?;
         match models {
@@ -585,7 +631,7 @@ fn processors(
 
 fn fit(
     r: &mut Resolver<'_>,
-    header: Option<&Header>,
+    size: Option<&ModelSize>,
     model: Option<&Path>,
     demand: Demand,
     around: Limit,
@@ -600,12 +646,13 @@ fn fit(
         }
         None => around,
     };
-    let (Some(header), Some(model)) = (header, model) else {
+    let costs = size.and_then(|size| size.costs(demand, around));
+    let (Some(costs), Some(model)) = (costs, model) else {
         return Ok((limit, None));
     };
     let wanted = r.layers.get("slots", |text| value::count32(text, 1, 256))?;
     let plan = memory::plan(
-        Costs::of_header(header, demand.offloaded),
+        costs,
         limit,
         demand.instances,
         wanted.as_ref().map(|(slots, _)| *slots),
@@ -678,14 +725,31 @@ fn worker(r: &mut Resolver<'_>, around: &Surroundings) -> Result<PathBuf, Config
         |text| value::text(text).map(PathBuf::from),
         |path| quote(&path.to_string_lossy()),
     )?;
-    if !worker.is_file() {
-        return Err(ConfigError::Conflict(format!(
-            "the worker program {} does not exist: build it (`cargo build --release`), or say \
-             where it is with `--worker`",
-            worker.display()
-        )));
-    }
+    require_worker(&worker)?;
     Ok(worker)
+}
+
+fn require_worker(worker: &Path) -> Result<(), ConfigError> {
+    if worker.is_file() {
+        return Ok(());
+    }
+    Err(ConfigError::Conflict(format!(
+        "the worker program {} does not exist: build it (`cargo build --release`), or say where it \
+         is with `--worker`",
+        worker.display()
+    )))
+}
+
+/// What the worker program says it can run.
+fn engines_of(worker: &Path) -> Result<Engines, ConfigError> {
+    require_worker(worker)?;
+    engines::ask(worker).map_err(|problem| {
+        ConfigError::Conflict(format!(
+            "the worker program {} cannot be used: {problem}; build it anew (`cargo build \
+             --release`), or say with `--worker` where another one is",
+            worker.display()
+        ))
+    })
 }
 
 fn show_duration(duration: &Duration) -> String {

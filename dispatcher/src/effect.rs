@@ -22,7 +22,7 @@ use crate::reconfigure::Reconfigure;
 use crate::record::Recorder;
 use crate::run::worker_command;
 use crate::view::View;
-use crate::{relay, view};
+use crate::{relay, sharing, view};
 
 /// All that the machine acts on: the fleet of workers, the ledger of requests, the records.
 pub(crate) struct World {
@@ -169,8 +169,13 @@ impl World {
                     device = ready.device, slots = ready.slots, model = ready.model.name,
                     "worker ready on {}", ready.device
                 );
+                let device = ready.device.clone();
                 place.ready = Some(ready);
-                self.ever_ready = true;
+                if !std::mem::replace(&mut self.ever_ready, true)
+                    && let Some(remark) = sharing::remark(self.fleet.places().len(), &device)
+                {
+                    tracing::warn!("{remark}");
+                }
                 Event::Ready {
                     instance,
                     generation,

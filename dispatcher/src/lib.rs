@@ -27,6 +27,7 @@ mod record;
 pub mod relay;
 pub mod reload;
 pub mod run;
+mod sharing;
 pub mod signal;
 pub mod socket;
 pub mod state;

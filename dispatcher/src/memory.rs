@@ -13,6 +13,7 @@ use std::fmt;
 
 use thiserror::Error;
 
+use crate::model::folder::Folder;
 use crate::model::gguf::Header;
 
 /// Slots that an instance gets at most when nobody said how many.
@@ -22,6 +23,8 @@ const HEADROOM_PERCENT: u64 = 10;
 /// A worker's own code, buffers and allocator slack, in bytes (measured: 27 MB a process beside the
 /// shared weights, and room for growth).
 const PROCESS_BYTES: u64 = 64 << 20;
+/// Buffers that MLX keeps for reuse: the bound that the engine sets.
+const MLX_WORKING_BYTES: u64 = 512 << 20;
 /// Rows of logits that llama.cpp reserves room for: its micro-batch.
 const LOGIT_ROWS: u64 = 512;
 
@@ -30,7 +33,7 @@ const LOGIT_ROWS: u64 = 512;
 pub struct Costs {
     /// Mapped once a file and shared by all instances.
     pub mapped: u64,
-    /// Private copies of tensors, once an instance.
+    /// Private copies of tensors, once an instance; all of them where nothing is mapped.
     pub repacked: u64,
     /// KV cache of one token of one slot.
     pub kv_per_token: u64,
@@ -61,6 +64,32 @@ impl Costs {
             kv_per_token: header.kv_bytes_per_token,
             working,
         }
+    }
+
+    /// From a model folder, before the first start. MLX reads weights into memory of its own, so that
+    /// nothing is shared; `is_mac`: as they are stored. Elsewhere it computes in 32 bits, unpacked where
+    /// that takes less than a quarter of `memory`. `None` where the folder says too little.
+    #[must_use]
+    pub fn of_folder(folder: &Folder, memory: Limit, is_mac: bool) -> Option<Self> {
+        if folder.parameters == 0 {
+            return None;
+        }
+        let whole = folder.parameters.saturating_mul(4);
+        let number_bytes = if is_mac { 2 } else { 4 };
+        let weights = if is_mac {
+            folder.file_bytes
+        } else if folder.packed && whole >= memory.bytes / 4 {
+            // Scales and biases, up to a fifth of a packed matrix, become 32 bits wide.
+            folder.file_bytes.saturating_add(folder.file_bytes / 5)
+        } else {
+            whole
+        };
+        Some(Self {
+            mapped: 0,
+            repacked: weights,
+            kv_per_token: folder.kv_numbers_per_token.saturating_mul(number_bytes),
+            working: PROCESS_BYTES + MLX_WORKING_BYTES,
+        })
     }
 
     fn fixed_per_instance(&self) -> u64 {
@@ -265,15 +294,18 @@ impl fmt::Display for Plan {
         };
         write!(
             f,
-            "{verdict}: {} of the usable {} ({origin}) = weights {} once + {} x ({} working",
+            "{verdict}: {} of the usable {} ({origin}) = ",
             Size(self.footprint()),
             Size(self.limit.usable()),
-            Size(costs.mapped),
-            self.instances,
-            Size(costs.working),
         )?;
-        if costs.repacked > 0 {
-            write!(f, " + {} repacked weights", Size(costs.repacked))?;
+        if costs.mapped > 0 {
+            write!(f, "weights {} once + ", Size(costs.mapped))?;
+        }
+        write!(f, "{} x ({} working", self.instances, Size(costs.working))?;
+        match (costs.mapped, costs.repacked) {
+            (_, 0) => {}
+            (0, own) => write!(f, " + {} weights", Size(own))?,
+            (_, copied) => write!(f, " + {} repacked weights", Size(copied))?,
         }
         write!(
             f,
@@ -457,6 +489,30 @@ mod tests {
         let costs = Costs::of_header(&header, true);
         assert_eq!((costs.repacked, costs.kv_per_token), (0, 0));
         assert_eq!(Costs::of_header(&header, false).repacked, GIB);
+    }
+
+    #[test]
+    fn each_mlx_instance_has_weights_of_its_own_in_the_form_that_its_device_computes_with() {
+        let folder = Folder {
+            context_length: None,
+            parameters: GIB,
+            packed: true,
+            file_bytes: GIB / 2,
+            kv_numbers_per_token: 1000,
+        };
+        let weights = |gib, is_mac| {
+            let costs = Costs::of_folder(&folder, machine(gib * GIB), is_mac).unwrap();
+            (costs.repacked, costs.kv_per_token)
+        };
+        assert_eq!(weights(32, false), (4 * GIB, 4000), "unpacked");
+        assert_eq!(weights(16, false), (GIB / 2 + GIB / 10, 4000), "packed");
+        assert_eq!(weights(16, true), (GIB / 2, 2000), "as stored");
+        let costs = Costs::of_folder(&folder, machine(16 * GIB), true).unwrap();
+        let three = plan(costs, machine(16 * GIB), 3, Some(1), 16).unwrap();
+        assert_eq!(three.footprint(), 3 * three.private_per_instance());
+        let told = three.to_string();
+        assert!(told.contains("3 x (576 MiB working + 512 MiB weights + 1 slots"), "{told}");
+        assert_eq!(Costs::of_folder(&Folder::default(), machine(GIB), true), None);
     }
 
     #[test]

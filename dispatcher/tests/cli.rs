@@ -12,8 +12,8 @@ use std::process::{Command, Output};
 use clap::CommandFactory as _;
 use dispatcher::cli::Args;
 
-/// A directory to run in, with an empty environment: a models folder, and a worker program that is
-/// never started.
+/// A directory to run in, with an empty environment: a models folder, and a worker program that only
+/// says which engine it has.
 struct Place {
     directory: tempfile::TempDir,
 }
@@ -21,7 +21,9 @@ struct Place {
 fn place() -> Place {
     let directory = tempfile::tempdir().unwrap();
     fs::create_dir(directory.path().join("models")).unwrap();
-    fs::write(directory.path().join("worker"), b"").unwrap();
+    let worker = directory.path().join("worker");
+    fs::write(&worker, "#!/bin/sh\necho llama\n").unwrap();
+    fs::set_permissions(&worker, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     Place { directory }
 }
 

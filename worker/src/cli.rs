@@ -1,5 +1,6 @@
 //! The arguments that the dispatcher starts a worker with.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -7,12 +8,28 @@ use proto::{Generation, InstanceId};
 
 use crate::engine::LoadOptions;
 use crate::engine::scripted::{Script, ScriptError};
-use crate::engine::select::{EngineKind, Selection};
+use crate::engine::select::{BUILT_IN, EngineKind, Selection};
+
+/// The one argument of a worker that is asked which engines it has, and that serves nobody.
+pub const ENGINES: &str = "--engines";
+
+/// What is said to the arguments `--engines` (the program's name left out): the engines that this
+/// build has, one a line. `None` to any others.
+#[must_use]
+pub fn engines(mut arguments: impl Iterator<Item = OsString>) -> Option<String> {
+    let asked = arguments.next().is_some_and(|first| first == ENGINES);
+    let lines = BUILT_IN.iter().map(|kind| format!("{}\n", kind.as_str()));
+    (asked && arguments.next().is_none()).then(|| lines.collect())
+}
 
 /// One engine behind one socket. Started by `dispatcher`, which hands a one-time token of 32 bytes
 /// on standard input and keeps that pipe open: its end is the worker's end.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "dispatcher-worker", version)]
+#[command(
+    name = "dispatcher-worker",
+    version,
+    after_help = "`dispatcher-worker --engines` prints the engines that this build has, one a line."
+)]
 pub struct Arguments {
     /// The place in the pool that this process fills.
     #[arg(long, value_name = "N")]
@@ -125,6 +142,19 @@ mod tests {
             (options.slots, options.gpu_layers, options.threads),
             (4, Some(0), 2)
         );
+    }
+
+    #[test]
+    fn a_worker_that_is_asked_names_the_engines_of_its_build() {
+        let asked = |words: &[&str]| engines(words.iter().map(OsString::from));
+        let said = asked(&["--engines"]).unwrap();
+        let said: Vec<&str> = said.lines().collect();
+        assert_eq!(said.contains(&"llama"), cfg!(feature = "llama"));
+        assert_eq!(said.contains(&"mlx"), cfg!(feature = "mlx"));
+        assert_eq!(said.last(), Some(&"scripted"));
+        assert_eq!(asked(&["--engines", "--instance"]), None);
+        assert_eq!(asked(&["--engine", "llama"]), None);
+        assert_eq!(asked(&[]), None);
     }
 
     #[test]

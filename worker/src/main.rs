@@ -1,14 +1,19 @@
 //! Parses, ties itself to its parent, connects, runs; the exit code says why it ended.
 
+use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 
 use clap::Parser;
-use worker::cli::Arguments;
+use worker::cli::{self, Arguments};
 use worker::session::Ending;
 use worker::{Outcome, Setup, exit, parent};
 
 fn main() {
     exit::abort_on_panic();
+    if let Some(engines) = cli::engines(std::env::args_os().skip(1)) {
+        let told = std::io::stdout().write_all(engines.as_bytes());
+        exit::now(told.map_or(exit::UNREACHABLE, |()| exit::ORDERLY));
+    }
     let arguments = Arguments::try_parse().unwrap_or_else(|error| {
         let _ = error.print();
         exit::now(if error.use_stderr() {

@@ -1,6 +1,14 @@
 use std::fs;
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use super::*;
+
+/// A worker program that has these engines, and that is never asked for more than their names.
+fn write_worker(path: &Path, engines: &str) {
+    fs::write(path, format!("#!/bin/sh\nprintf '{engines}'\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
 
 /// A machine of 2 cores and 8 GiB, with a worker program and an empty models directory.
 struct Machine {
@@ -13,7 +21,8 @@ fn machine() -> Machine {
     let directory = tempfile::tempdir().unwrap();
     let models = directory.path().join("models");
     fs::create_dir(&models).unwrap();
-    fs::write(directory.path().join("dispatcher-worker"), b"").unwrap();
+    let worker = directory.path().join("dispatcher-worker");
+    write_worker(&worker, "llama\\nscripted\\n");
     let around = Surroundings {
         environment: [(
             "DISPATCHER_MODELS_DIR".to_owned(),
@@ -103,11 +112,15 @@ fn without_a_word_the_only_model_is_served_by_one_instance() {
 #[test]
 fn threads_are_shared_among_instances_and_each_has_one_at_least() {
     let machine = machine().with_model();
-    for (instances, threads) in [("1", 2), ("2", 1), ("3", 1)] {
+    for (instances, threads) in [("1", 2), ("2", 1)] {
         let config = machine.resolve(&["--instances", instances]).unwrap();
         assert_eq!(config.threads, threads, "--instances {instances}");
         assert!(config.notes.is_empty(), "{:?}", config.notes);
     }
+    let config = machine.resolve(&["--instances", "3"]).unwrap();
+    assert_eq!(config.threads, 1);
+    let told = "3 instances on 2 cores: each computes with one thread";
+    assert!(config.notes[0].contains(told), "{:?}", config.notes);
     let config = machine
         .resolve(&["--instances", "2", "--threads", "2"])
         .unwrap();
@@ -202,9 +215,43 @@ fn a_damaged_or_foreign_model_is_refused_by_name() {
 }
 
 #[test]
-fn mlx_is_refused_as_not_built_in() {
+fn an_engine_that_the_worker_has_not_is_refused_with_the_command_that_builds_it() {
     let refusal = machine().refusal(&["--instances", "3", "--engine", "mlx"]);
-    assert!(refusal.contains("has no engine `mlx`"), "{refusal}");
+    assert!(refusal.contains("has no engine `mlx`, it has `llama`"), "{refusal}");
+    assert!(refusal.contains("--features worker/mlx"), "{refusal}");
+}
+
+#[test]
+fn the_only_folder_is_served_by_a_worker_that_has_mlx_and_no_other_argument() {
+    let machine = machine().with_model();
+    write_worker(&machine.around.executable.with_file_name("dispatcher-worker"), "llama\\nmlx\\n");
+    let folder = machine.models.join("tiny-mlx");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("model.safetensors"), b"").unwrap();
+    let config = r#"{"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128,
+        "num_attention_heads": 4, "vocab_size": 1000, "max_position_embeddings": 2048}"#;
+    fs::write(folder.join("config.json"), config).unwrap();
+    let config = machine
+        .resolve(&["--instances", "3", "--engine", "mlx"])
+        .unwrap();
+    assert_eq!(config.engine, EngineKind::Mlx);
+    assert_eq!(config.model, Some(folder));
+    assert_eq!(config.context_tokens, 2048);
+    assert_eq!((config.threads, config.slots), (1, memory::DERIVED_SLOTS_MAX));
+    assert!(config.plan.is_some());
+    assert!(config.notes[0].contains("one thread"), "{:?}", config.notes);
+    let config = machine.resolve(&[]).unwrap();
+    assert_eq!(config.engine, EngineKind::Llama, "the GGUF file comes first");
+}
+
+#[test]
+fn a_worker_that_cannot_say_what_it_has_is_refused() {
+    let machine = machine().with_model();
+    let worker = machine.around.executable.with_file_name("dispatcher-worker");
+    write_worker(&worker, "hello\\n");
+    let refusal = machine.refusal(&[]);
+    assert!(refusal.contains("answered something else"), "{refusal}");
+    assert!(machine.resolve(&["--engine", "scripted"]).is_ok(), "the double asks nobody");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::EngineKind;
+use super::{EngineKind, Engines};
 
 /// Entries of a models directory that are looked at.
 const ENTRIES_MAX: usize = 10_000;
@@ -54,10 +54,44 @@ pub enum DiscoverError {
         wants: &'static str,
     },
     #[error(
-        "this build of dispatcher has no engine `{0}`: it was built with `llama`; \
-         use `--engine llama` and a GGUF file"
+        "the worker program {} has no engine `{engine}`, it has {has}; this builds one that has \
+         it: {build}",
+        .worker.display()
     )]
-    NotBuiltIn(EngineKind),
+    NotBuiltIn {
+        engine: EngineKind,
+        worker: PathBuf,
+        has: Engines,
+        build: &'static str,
+    },
+}
+
+/// What the worker program can run, by its own word.
+#[derive(Clone, Copy, Debug)]
+pub struct Available<'a> {
+    pub worker: &'a Path,
+    pub engines: Engines,
+    pub is_mac: bool,
+}
+
+impl Available<'_> {
+    fn require(&self, engine: EngineKind) -> Result<(), DiscoverError> {
+        if self.engines.has(engine) {
+            return Ok(());
+        }
+        Err(DiscoverError::NotBuiltIn {
+            engine,
+            worker: self.worker.to_path_buf(),
+            has: self.engines,
+            build: match engine {
+                EngineKind::Mlx if self.is_mac => "cargo build --release --features worker/mlx",
+                EngineKind::Mlx => {
+                    "scripts/setup-mlx && cargo build --release --features worker/mlx"
+                }
+                EngineKind::Llama | EngineKind::Scripted => "cargo build --release",
+            },
+        })
+    }
 }
 
 /// Lists the candidates in `directory`; one that does not exist has none.
@@ -99,19 +133,19 @@ pub fn choose(
     found: &Found,
     engine: Option<EngineKind>,
     directory: &Path,
-    mlx_first: bool,
+    available: Available<'_>,
 ) -> Result<Choice, DiscoverError> {
     if let Some(engine) = engine {
-        require_built_in(engine)?;
+        available.require(engine)?;
     }
     let order = match engine {
         Some(engine) => vec![engine],
-        None if mlx_first => vec![EngineKind::Mlx, EngineKind::Llama],
+        None if available.is_mac => vec![EngineKind::Mlx, EngineKind::Llama],
         None => vec![EngineKind::Llama, EngineKind::Mlx],
     };
     for engine in order {
         if let [model] = found.of(engine)
-            && engine.built_in()
+            && available.engines.has(engine)
         {
             return Ok(Choice {
                 engine,
@@ -119,7 +153,7 @@ pub fn choose(
             });
         }
     }
-    Err(found.undecided(engine, directory))
+    Err(found.undecided(engine, directory, available.engines))
 }
 
 /// The model that was named: a path, or a name in the models directory with or without `.gguf`.
@@ -130,9 +164,10 @@ pub fn named(
     model: &Path,
     engine: Option<EngineKind>,
     directory: &Path,
+    available: Available<'_>,
 ) -> Result<Choice, DiscoverError> {
     if let Some(engine) = engine {
-        require_built_in(engine)?;
+        available.require(engine)?;
     }
     let mut with_suffix = directory.join(model).into_os_string();
     with_suffix.push(".gguf");
@@ -175,6 +210,13 @@ pub fn named(
         (Some(EngineKind::Llama), true) => {
             return wrong(EngineKind::Llama, "a folder", "a GGUF file");
         }
+        (Some(EngineKind::Mlx), false) => {
+            return wrong(
+                EngineKind::Mlx,
+                "a file",
+                "a folder (scripts/convert-gguf-to-mlx makes one of a GGUF file)",
+            );
+        }
         (Some(engine), false) => engine,
         (None, false) => EngineKind::Llama,
         (Some(engine), true) if is_mlx_folder(&model) => engine,
@@ -187,16 +229,8 @@ pub fn named(
             );
         }
     };
-    require_built_in(engine)?;
+    available.require(engine)?;
     Ok(Choice { engine, model })
-}
-
-fn require_built_in(engine: EngineKind) -> Result<(), DiscoverError> {
-    if engine.built_in() {
-        Ok(())
-    } else {
-        Err(DiscoverError::NotBuiltIn(engine))
-    }
 }
 
 impl Found {
@@ -208,7 +242,12 @@ impl Found {
         }
     }
 
-    fn undecided(&self, engine: Option<EngineKind>, directory: &Path) -> DiscoverError {
+    fn undecided(
+        &self,
+        engine: Option<EngineKind>,
+        directory: &Path,
+        engines: Engines,
+    ) -> DiscoverError {
         let kinds = match engine {
             Some(engine) => vec![engine],
             None => vec![EngineKind::Llama, EngineKind::Mlx],
@@ -234,10 +273,10 @@ impl Found {
             candidates.len()
         );
         for (engine, path) in candidates.iter().take(LISTED_MAX) {
-            let note = if engine.built_in() {
+            let note = if engines.has(*engine) {
                 ""
             } else {
-                "   (not built into this build)"
+                "   (the worker program is built without this engine)"
             };
             // Writing to a String cannot fail.
             let _ = write!(
@@ -308,13 +347,28 @@ mod tests {
         directory
     }
 
+    fn llama(is_mac: bool) -> Available<'static> {
+        Available {
+            worker: Path::new("/opt/worker"),
+            engines: [EngineKind::Llama].into_iter().collect(),
+            is_mac,
+        }
+    }
+
+    fn both(is_mac: bool) -> Available<'static> {
+        Available {
+            engines: [EngineKind::Llama, EngineKind::Mlx].into_iter().collect(),
+            ..llama(is_mac)
+        }
+    }
+
     const MLX: [&str; 2] = ["q/config.json", "q/model.safetensors"];
 
     #[test]
     fn the_only_gguf_file_is_taken_without_being_named() {
         let directory = directory(&["a.gguf", "notes.txt"]);
         let found = scan(directory.path()).unwrap();
-        let choice = choose(&found, None, directory.path(), false).unwrap();
+        let choice = choose(&found, None, directory.path(), llama(false)).unwrap();
         assert_eq!(choice.engine, EngineKind::Llama);
         assert_eq!(choice.model, directory.path().join("a.gguf"));
     }
@@ -323,7 +377,7 @@ mod tests {
     fn two_gguf_files_are_listed_with_a_command_each() {
         let directory = directory(&["b file.gguf", "a.gguf"]);
         let found = scan(directory.path()).unwrap();
-        let error = choose(&found, None, directory.path(), true).unwrap_err();
+        let error = choose(&found, None, directory.path(), llama(true)).unwrap_err();
         let text = error.to_string();
         let path = directory.path().display();
         assert!(
@@ -340,10 +394,47 @@ mod tests {
         let directory = directory(&MLX);
         let found = scan(directory.path()).unwrap();
         assert_eq!(found.mlx.len(), 1);
-        let error = choose(&found, None, directory.path(), true).unwrap_err();
-        assert!(error.to_string().contains("not built into"), "{error}");
-        let error = choose(&found, Some(EngineKind::Mlx), directory.path(), true).unwrap_err();
-        assert!(matches!(error, DiscoverError::NotBuiltIn(EngineKind::Mlx)));
+        let error = choose(&found, None, directory.path(), llama(true)).unwrap_err();
+        assert!(
+            error.to_string().contains("without this engine"),
+            "{error}"
+        );
+        let error = choose(&found, Some(EngineKind::Mlx), directory.path(), llama(true)).unwrap_err();
+        let told = error.to_string();
+        assert!(told.contains("no engine `mlx`, it has `llama`"), "{told}");
+        assert!(!told.contains("setup-mlx"), "a Mac needs none: {told}");
+    }
+
+    #[test]
+    fn with_both_engines_the_one_folder_is_found_and_a_mac_takes_it_first() {
+        let directory = directory(&[&MLX[..], &["a.gguf"]].concat());
+        let found = scan(directory.path()).unwrap();
+        let engine = |engine, available| {
+            let choice = choose(&found, engine, directory.path(), available).unwrap();
+            choice.engine
+        };
+        assert_eq!(engine(None, both(false)), EngineKind::Llama);
+        assert_eq!(engine(None, both(true)), EngineKind::Mlx);
+        let mlx = Some(EngineKind::Mlx);
+        assert_eq!(engine(mlx, both(false)), EngineKind::Mlx);
+        let choice = choose(&found, mlx, directory.path(), both(false)).unwrap();
+        assert_eq!(choice.model, directory.path().join("q"));
+    }
+
+    #[test]
+    fn a_gguf_file_named_for_mlx_is_refused_with_the_way_to_convert_it() {
+        let directory = directory(&["a.gguf"]);
+        let error = named(
+            Path::new("a"),
+            Some(EngineKind::Mlx),
+            directory.path(),
+            both(false),
+        )
+        .unwrap_err();
+        assert!(
+            error.to_string().contains("scripts/convert-gguf-to-mlx"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -351,23 +442,23 @@ mod tests {
         let directory = directory(&["a.gguf"]);
         let whole = directory.path().join("a.gguf");
         for name in [whole.as_path(), Path::new("a.gguf"), Path::new("a")] {
-            let choice = named(name, None, directory.path()).unwrap();
+            let choice = named(name, None, directory.path(), llama(false)).unwrap();
             assert_eq!(choice.model, whole);
             assert_eq!(choice.engine, EngineKind::Llama);
         }
-        let error = named(Path::new("b"), None, directory.path()).unwrap_err();
+        let error = named(Path::new("b"), None, directory.path(), llama(false)).unwrap_err();
         assert!(matches!(error, DiscoverError::Missing { .. }), "{error}");
     }
 
     #[test]
     fn a_folder_is_no_model_of_llama() {
         let directory = directory(&MLX);
-        let error = named(Path::new("q"), Some(EngineKind::Llama), directory.path()).unwrap_err();
+        let error = named(Path::new("q"), Some(EngineKind::Llama), directory.path(), llama(false)).unwrap_err();
         assert!(matches!(error, DiscoverError::WrongKind { .. }), "{error}");
-        let error = named(Path::new("."), None, directory.path()).unwrap_err();
+        let error = named(Path::new("."), None, directory.path(), llama(false)).unwrap_err();
         assert!(matches!(error, DiscoverError::WrongKind { .. }), "{error}");
-        let error = named(Path::new("q"), None, directory.path()).unwrap_err();
-        assert!(matches!(error, DiscoverError::NotBuiltIn(_)), "{error}");
+        let error = named(Path::new("q"), None, directory.path(), llama(false)).unwrap_err();
+        assert!(matches!(error, DiscoverError::NotBuiltIn { .. }), "{error}");
     }
 
     #[test]
@@ -381,7 +472,7 @@ mod tests {
     fn an_absent_models_directory_is_an_empty_one() {
         let directory = directory(&[]);
         let found = scan(&directory.path().join("none")).unwrap();
-        let error = choose(&found, None, directory.path(), false).unwrap_err();
+        let error = choose(&found, None, directory.path(), llama(false)).unwrap_err();
         assert!(matches!(error, DiscoverError::Nothing(_)), "{error}");
     }
 }

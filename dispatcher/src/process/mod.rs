@@ -6,6 +6,7 @@
 //! the dispatcher: the one that runs the driver inside `Runtime::block_on`, never a blocking-pool
 //! thread, which ends when it has been idle.
 
+pub mod engines;
 mod identity;
 mod output;
 pub mod spawn;

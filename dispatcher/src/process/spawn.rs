@@ -102,8 +102,10 @@ impl WorkerCommand {
         let own = [
             // Otherwise ggml's abort starts a debugger on the dying process.
             ("GGML_NO_BACKTRACE", "1"),
+            // Every BLAS that an engine may compute with, by its own name for it.
             ("OMP_NUM_THREADS", &threads),
             ("OPENBLAS_NUM_THREADS", &threads),
+            ("VECLIB_MAXIMUM_THREADS", &threads),
         ];
         let extra = self
             .environment
@@ -120,7 +122,7 @@ impl WorkerCommand {
     }
 }
 
-fn is_kept(name: &str) -> bool {
+pub(super) fn is_kept(name: &str) -> bool {
     KEPT.contains(&name) || KEPT_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
@@ -208,6 +210,7 @@ mod tests {
             ("OMP_NUM_THREADS", "8"),
             ("OPENBLAS_NUM_THREADS", "8"),
             ("PATH", "/bin"),
+            ("VECLIB_MAXIMUM_THREADS", "8"),
         ]);
         assert_eq!(found, expected);
     }
@@ -226,6 +229,7 @@ mod tests {
             ("GGML_NO_BACKTRACE", "1"),
             ("OMP_NUM_THREADS", "8"),
             ("OPENBLAS_NUM_THREADS", "8"),
+            ("VECLIB_MAXIMUM_THREADS", "8"),
         ]);
         assert_eq!(found, expected);
     }

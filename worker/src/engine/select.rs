@@ -27,6 +27,15 @@ impl EngineKind {
     }
 }
 
+/// The engines that this build has, the test double last.
+pub const BUILT_IN: &[EngineKind] = &[
+    #[cfg(feature = "llama")]
+    EngineKind::Llama,
+    #[cfg(feature = "mlx")]
+    EngineKind::Mlx,
+    EngineKind::Scripted,
+];
+
 /// An engine and what it needs beside the options that all engines share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selection {

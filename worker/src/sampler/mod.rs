@@ -151,6 +151,17 @@ impl Sampler {
         sampler
     }
 
+    /// Whether every token is the one with the largest logit and nothing else is asked of the row, so
+    /// that an engine may choose it without this sampler.
+    #[must_use]
+    pub fn is_argmax(&self) -> bool {
+        let greedy = self.sampling.temperature < TEMPERATURE_MIN || self.sampling.top_k == 1;
+        greedy
+            && self.logprobs.is_none()
+            && self.sampling.logit_bias.is_empty()
+            && !self.penalises()
+    }
+
     /// Chooses the token with the given index in the stream, and counts it as produced.
     ///
     /// # Errors

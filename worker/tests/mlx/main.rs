@@ -16,3 +16,6 @@ mod near_tie;
 mod parity;
 mod plain;
 mod seats;
+mod served;
+#[path = "../system/mod.rs"]
+mod system;

@@ -8,6 +8,10 @@ use worker::engine::{LoadOptions, Slot, TextModel};
 
 use super::plain::{CASES, Parting, alone, case, greedy, load, parting, step, turn};
 
+/// As many as the reference's greedy texts of the real model have at most.
+const GREEDY_TOKENS: usize = 64;
+const PROMPTS: usize = 12;
+
 fn expected(folder: &Path) -> Value {
     let text = std::fs::read_to_string(folder.join("expected.json")).unwrap();
     serde_json::from_str(&text).unwrap()
@@ -60,7 +64,9 @@ fn real_model_mlx_answers_as_mlx_lm_does() {
     let folder = case("smollm2");
     let mut loaded = load(&folder, Unpacking::Always).unwrap();
     let mut ties = 0;
-    for row in expected(&folder).as_array().unwrap() {
+    let rows = expected(&folder);
+    assert_eq!(rows.as_array().unwrap().len(), PROMPTS);
+    for row in rows.as_array().unwrap() {
         let text = row["text"].as_str().unwrap();
         let (prompt, tokens) = (ids(&row["prompt"]), ids(&row["greedy"]));
         assert_eq!(loaded.text.tokenise(text, false), prompt, "{text:?}");
@@ -68,8 +74,8 @@ fn real_model_mlx_answers_as_mlx_lm_does() {
             ignore_eos: false,
             ..greedy()
         };
-        let mut found = alone(&mut loaded.engine, &prompt, &task, 24);
-        found.truncate(24);
+        let mut found = alone(&mut loaded.engine, &prompt, &task, GREEDY_TOKENS);
+        found.truncate(GREEDY_TOKENS);
         match parting(&mut loaded, &prompt, &found, &tokens) {
             Parting::Equal => {
                 let mut bytes = Vec::new();

@@ -6,6 +6,7 @@
 //! panic.
 
 mod cache;
+mod choose;
 mod config;
 mod device;
 mod layout;

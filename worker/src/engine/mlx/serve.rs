@@ -11,6 +11,7 @@ use proto::generate::FinishReason;
 use proto::to_dispatcher::{Logprobs, TopLogprob};
 
 use super::cache::{Cache, Shape};
+use super::choose::{Row, Rows};
 use super::device::{Backend, Claim};
 use super::model::{Model, Span};
 use super::schedule::{Schedule, Share, Waiting};
@@ -19,7 +20,7 @@ use crate::engine::{
     Emission, Engine, EngineError, Limits, Pulse, Rejected, Slot, SlotEnd, StepReport, Task,
     TextModel,
 };
-use crate::sampler::{self, Sampled, Sampler};
+use crate::sampler::{self, Sampled, Sampler, Unusable};
 
 /// A sequence that has a slot.
 #[derive(Debug)]
@@ -145,11 +146,12 @@ impl MlxEngine {
         waiting.into_iter().map(|(_, entry)| entry).collect()
     }
 
-    /// Computes the shares' tokens; returns the logits of the complete ones, [complete, vocabulary].
-    fn pass(&mut self, shares: &[Share]) -> Result<Option<Array>, Exception> {
+    /// Computes the shares' tokens; returns the rows of the complete ones.
+    fn pass(&mut self, shares: &[Share]) -> Result<Option<Rows>, Exception> {
         let mut tokens = Vec::new();
         let mut spans = Vec::with_capacity(shares.len());
         let mut last_rows = Vec::new();
+        let mut greedy = Vec::new();
         for share in shares {
             let (Some(cache), Some(Some(sequence))) =
                 (self.caches.get_mut(share.slot), self.seats.get(share.slot))
@@ -171,27 +173,29 @@ impl MlxEngine {
             });
             if share.complete {
                 last_rows.push(end - 1);
+                greedy.push(sequence.sampler.is_argmax());
             }
         }
         tokens.resize(self.backend.padded(tokens.len()), 0);
 
         let hidden = self.model.forward(&tokens, &spans, &mut self.caches)?;
-        let logits = if last_rows.is_empty() {
+        let rows = if last_rows.is_empty() {
             None
         } else {
             let logits = self.model.logits(&hidden, &last_rows)?;
-            Some(logits.as_dtype(Dtype::Float32)?)
+            Some(Rows::new(&logits.as_dtype(Dtype::Float32)?, greedy)?)
         };
         // The last layer's keys and values of rows without logits hang on nothing else.
         let caches = shares
             .iter()
             .filter_map(|share| self.caches.get(share.slot));
-        transforms::eval(caches.flat_map(Cache::arrays).chain(&logits))?;
-        Ok(logits)
+        let rows_arrays = rows.iter().flat_map(Rows::arrays);
+        transforms::eval(caches.flat_map(Cache::arrays).chain(rows_arrays))?;
+        Ok(rows)
     }
 
     /// The next token of a sequence whose pending tokens are all computed.
-    fn next_token(&mut self, slot: usize, logits: &[f32]) -> Option<Emission> {
+    fn next_token(&mut self, slot: usize, row: Row<'_>) -> Option<Emission> {
         let seat = self.seats.get_mut(slot)?;
         let sequence = seat.as_mut()?;
         let mut emission = Emission {
@@ -200,7 +204,14 @@ impl MlxEngine {
             logprobs: Vec::new(),
             end: None,
         };
-        match sequence.sampler.sample(logits, sequence.next_index) {
+        let sampled = match row {
+            Row::Logits(logits) => sequence.sampler.sample(logits, sequence.next_index),
+            Row::Chosen(chosen) => chosen.ok_or(Unusable).map(|token| Sampled {
+                token,
+                logprobs: None,
+            }),
+        };
+        match sampled {
             Err(unusable) => {
                 emission.end = Some(SlotEnd::Failed(Rejected::Row(unusable.to_string())));
                 // What led to it must not be reused.
@@ -228,18 +239,20 @@ impl MlxEngine {
     }
 
     fn run(&mut self, shares: &[Share], out: &mut Vec<Emission>) -> Result<(), EngineError> {
-        let Some(logits) = self.pass(shares).map_err(|e| poisoned(&e))? else {
+        let Some(rows) = self.pass(shares).map_err(|e| poisoned(&e))? else {
             return Ok(());
         };
-        let flat = logits
-            .try_as_slice::<f32>()
-            .map_err(|e| EngineError::Poisoned(e.to_string()))?;
+        let slots: Vec<usize> = shares
+            .iter()
+            .filter(|share| share.complete)
+            .map(|share| share.slot)
+            .collect();
         let width = self.limits.vocabulary as usize;
-        let complete = shares.iter().filter(|share| share.complete);
-        for (share, row) in complete.zip(flat.chunks_exact(width)) {
-            out.extend(self.next_token(share.slot, row));
-        }
-        Ok(())
+        rows.read(width, |number, row| {
+            let slot = slots.get(number).copied();
+            out.extend(slot.and_then(|slot| self.next_token(slot, row)));
+        })
+        .map_err(EngineError::Poisoned)
     }
 
     fn check(&self, slot: Slot, prompt: &[TokenId], task: &Task) -> Result<(), Rejected> {
