@@ -120,7 +120,7 @@ fn run_chaos(args: &ChaosArgs) -> Result<(), BenchError> {
     if args.json {
         say(&serde_json::to_string(&found).unwrap_or_default());
     } else {
-        say(&found.to_string());
+        say(&bus::line(&found));
     }
     found.verdict().map_err(BenchError::Broken)
 }
@@ -373,7 +373,7 @@ fn run_bus(args: &BusArgs) -> Result<(), BenchError> {
         if args.json {
             say(&serde_json::to_string(&found).unwrap_or_default());
         } else {
-            say(&found.to_string());
+            say(&bus::line(&found));
         }
     }
     Ok(())

@@ -33,6 +33,8 @@ pub enum Verb {
     },
     /// Tell the running dispatcher (of `--port` or `--run-dir`) to read its configuration again and to replace its workers.
     Reload,
+    /// Say what K instances of so many slots would give for a model, from its header and this machine's memory.
+    Plan(crate::plan::cli::PlanArgs),
     /// Print the version.
     Version,
 }
@@ -102,6 +104,9 @@ pub struct Settings {
         help_heading = "Size"
     )]
     pub n_gpu_layers: Option<String>,
+    /// GPUs that instances are given in turn, such as 0,1: each worker sees its own alone [default: the engine chooses].
+    #[arg(long, global = true, value_name = "LIST", help_heading = "Size")]
+    pub devices: Option<String>,
     /// Memory that all instances may take together, such as 12GiB [default: 90 % of the machine's or the cgroup's].
     #[arg(long, global = true, value_name = "SIZE", help_heading = "Size")]
     pub memory_limit: Option<String>,
@@ -186,6 +191,7 @@ impl Settings {
             "ctx-size" => &self.ctx_size,
             "threads" => &self.threads,
             "n-gpu-layers" => &self.n_gpu_layers,
+            "devices" => &self.devices,
             "memory-limit" => &self.memory_limit,
             "host" => &self.host,
             "port" => &self.port,

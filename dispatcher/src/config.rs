@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::bus::Weights;
 use crate::cli::Settings;
+use crate::devices::{self, Device};
 use crate::machine::Policy;
 use crate::memory::{self, Costs, DoesNotFit, Limit, LimitOrigin, Plan};
 
@@ -18,6 +20,7 @@ use crate::model::gguf::{self, GgufError, Header};
 use crate::process::engines;
 
 mod layers;
+mod sizing;
 mod surroundings;
 mod value;
 
@@ -25,6 +28,7 @@ use crate::model::Engines;
 
 pub use crate::model::EngineKind;
 pub use layers::{Effective, Source};
+pub use sizing::Sizing;
 pub use surroundings::Surroundings;
 pub use value::LogFormat;
 
@@ -106,11 +110,17 @@ pub struct Config {
     /// From SIGTERM to SIGKILL of a worker.
     pub worker_grace: Duration,
     pub run_dir: PathBuf,
+    /// Where measurements are kept.
+    pub cache_dir: PathBuf,
     pub worker: PathBuf,
     pub log_format: LogFormat,
     pub scripted: Option<String>,
     /// The reserved memory; `None` where the engine has no model.
     pub plan: Option<Plan>,
+    /// The weights as a step meets them; `None` where no header was read.
+    pub weights: Option<Weights>,
+    /// The devices that instances are given in turn; empty: the engine chooses.
+    pub devices: Vec<Device>,
     /// What all instances may take together.
     pub memory: Limit,
     /// Whether a replacement may run beside the worker it replaces.
@@ -211,11 +221,18 @@ impl Config {
         let served_model_name = r.or("served-model-name", name, value::text, |text| quote(text))?;
         let context_tokens = context(r, size.as_ref())?;
         let (threads, n_gpu_layers) = processors(r, instances, around.cores)?;
+        let devices = devices(r, engine, around)?;
+        let offloaded = match n_gpu_layers {
+            Some(layers) => layers > 0,
+            // Whoever names a device wants the layers there.
+            None => !devices.is_empty() && engine == EngineKind::Llama,
+        };
         let demand = Demand {
             instances,
             context_tokens,
-            offloaded: n_gpu_layers.is_some_and(|layers| layers > 0) && !around.is_mac,
+            offloaded: offloaded && !around.is_mac,
             is_mac: around.is_mac,
+            devices: &devices,
         };
         let (memory, plan) = fit(r, size.as_ref(), model.as_deref(), demand, around.memory)?;
         let slots = plan.as_ref().map_or(SCRIPTED_SLOTS, |plan| plan.slots);
@@ -299,16 +316,19 @@ impl Config {
             stall_after,
             worker_grace,
             run_dir,
+            cache_dir: around.cache_directory(),
             worker,
             log_format,
             scripted: scripted.map(|(spec, _)| spec),
             plan,
+            weights: size.as_ref().and_then(ModelSize::weights),
+            devices,
             memory,
             start_then_stop,
             effective: resolver.effective,
             notes: Vec::new(),
         };
-        config.notes = config.remarks(around.cores, demand.offloaded);
+        config.notes = config.remarks(around.cores, offloaded);
         Ok(config)
     }
 
@@ -447,7 +467,7 @@ impl Config {
                 self.listen.ip()
             ));
         }
-        if offloaded {
+        if offloaded && self.devices.is_empty() {
             notes.push(
                 "memory of the GPU is not checked before the start: only the machine's is"
                     .to_owned(),
@@ -459,11 +479,12 @@ impl Config {
 
 /// What memory is asked for, beside the model.
 #[derive(Clone, Copy)]
-struct Demand {
+struct Demand<'a> {
     instances: u32,
     context_tokens: u32,
     offloaded: bool,
     is_mac: bool,
+    devices: &'a [Device],
 }
 
 /// What a model says of its size, in its own way.
@@ -477,6 +498,14 @@ impl ModelSize {
         match self {
             Self::File(header) => header.context_length,
             Self::Folder(folder) => folder.context_length,
+        }
+    }
+
+    /// The weights as a step meets them. `None` for a folder, whose engine says it once loaded.
+    fn weights(&self) -> Option<Weights> {
+        match self {
+            Self::File(header) => Some(header.weights()),
+            Self::Folder(_) => None,
         }
     }
 
@@ -633,7 +662,7 @@ fn fit(
     r: &mut Resolver<'_>,
     size: Option<&ModelSize>,
     model: Option<&Path>,
-    demand: Demand,
+    demand: Demand<'_>,
     around: Limit,
 ) -> Result<(Limit, Option<Plan>), ConfigError> {
     let limit = match r.layers.get("memory-limit", value::size)? {
@@ -651,20 +680,58 @@ fn fit(
         return Ok((limit, None));
     };
     let wanted = r.layers.get("slots", |text| value::count32(text, 1, 256))?;
+    let refused = |cause| ConfigError::Memory {
+        model: model.to_path_buf(),
+        cause,
+    };
+    let mut slots = wanted.as_ref().map(|(slots, _)| *slots);
+    if let Some(ModelSize::File(header)) = size
+        && demand.offloaded
+        && !demand.devices.is_empty()
+    {
+        let (fitting, _) = devices::fit(
+            demand.devices,
+            header,
+            demand.instances,
+            slots,
+            demand.context_tokens,
+        )
+        .map_err(refused)?;
+        slots = Some(fitting);
+    }
     let plan = memory::plan(
         costs,
         limit,
         demand.instances,
-        wanted.as_ref().map(|(slots, _)| *slots),
+        slots,
         demand.context_tokens,
     )
-    .map_err(|cause| ConfigError::Memory {
-        model: model.to_path_buf(),
-        cause,
-    })?;
+    .map_err(refused)?;
     let source = wanted.map_or(Source::Derived, |(_, source)| source);
     r.record("slots", plan.slots.to_string(), source);
     Ok((limit, Some(plan)))
+}
+
+/// The devices that were named, all of which must be there.
+fn devices(
+    r: &mut Resolver<'_>,
+    engine: EngineKind,
+    around: &Surroundings,
+) -> Result<Vec<Device>, ConfigError> {
+    let parse = |text: &str| {
+        let there = if engine == EngineKind::Scripted {
+            devices::pretended()
+        } else {
+            (around.devices)()
+        };
+        devices::choose(text, &there)
+    };
+    let Some((chosen, source)) = r.layers.get("devices", parse)? else {
+        return Ok(Vec::new());
+    };
+    let list: Vec<String> = chosen.iter().map(|one| one.index.to_string()).collect();
+    r.record("devices", quote(&list.join(",")), source);
+    Ok(chosen)
 }
 
 fn api_keys(r: &mut Resolver<'_>) -> Result<ApiKeys, ConfigError> {

@@ -8,6 +8,7 @@ use proto::{Attempt, Generation, InstanceId, RequestId};
 use tokio::sync::mpsc;
 
 use crate::budget::Budget;
+use crate::bus::{Learned, usage::Known};
 use crate::fleet::{Fleet, Place};
 use crate::gateway::{Command, Submission};
 use crate::input::{Input, LinkEnd};
@@ -31,6 +32,7 @@ pub(crate) struct World {
     recorder: Recorder,
     budget: Budget,
     reconfigure: Reconfigure,
+    bus: Bus,
     /// Times that hold from now on.
     policy: Option<Policy>,
     /// What an action gave at once; handled before the next input.
@@ -40,6 +42,13 @@ pub(crate) struct World {
     stopped: bool,
 }
 
+/// What is known of the memory bus, and what serving teaches.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Bus {
+    pub(crate) known: Known,
+    pub(crate) learned: Learned,
+}
+
 impl World {
     pub(crate) fn new(
         fleet: Fleet,
@@ -47,6 +56,7 @@ impl World {
         recorder: Recorder,
         budget: Budget,
         reconfigure: Reconfigure,
+        bus: Bus,
         served_model: String,
     ) -> Self {
         Self {
@@ -55,6 +65,7 @@ impl World {
             recorder,
             budget,
             reconfigure,
+            bus,
             policy: None,
             events: VecDeque::new(),
             served_model,
@@ -311,12 +322,18 @@ impl World {
                 let socket = self.reconfigure.socket.clone();
                 self.fleet.set_command(worker_command(&config, socket));
                 self.budget.replan(config.plan.as_ref());
+                self.bus.known.weights = config.weights;
+                self.bus.known.threads = config.threads;
                 self.policy = Some(config.policy());
                 Event::Reload
             }
             Input::Memory(pressure) => {
                 self.budget.pressed(pressure);
                 Event::Memory(pressure)
+            }
+            Input::BusMeasured(measurement) => {
+                self.bus.known.measured = Some(*measurement);
+                return None;
             }
             Input::Measured(report) => {
                 self.budget.measured(*report, self.fleet.places_mut());
@@ -545,6 +562,7 @@ impl World {
             &self.fleet,
             self.budget.view(),
             &self.reconfigure,
+            &self.bus,
             &self.served_model,
             now,
         )

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use thiserror::Error;
 
 use crate::config::ConfigError;
+use crate::plan::PlanError;
 use crate::reload::ReloadError;
 use crate::socket::SocketError;
 
@@ -46,6 +47,8 @@ pub enum RunError {
     #[error(transparent)]
     Reload(#[from] ReloadError),
     #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
     Socket(#[from] SocketError),
     #[error("the run directory {directory} cannot be used: {cause}")]
     RunDirectory { directory: String, cause: io::Error },
@@ -71,6 +74,7 @@ impl RunError {
                 ReloadError::Refused { .. } => Fault::Configuration,
                 ReloadError::Signal { .. } | ReloadError::Silent { .. } => Fault::Machine,
             },
+            Self::Plan(error) => error.fault(),
             Self::Listen { cause, .. } => match cause.kind() {
                 io::ErrorKind::AddrInUse
                 | io::ErrorKind::AddrNotAvailable

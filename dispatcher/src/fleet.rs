@@ -6,6 +6,7 @@ use std::time::Duration;
 use proto::to_dispatcher::Ready;
 use proto::{Generation, InstanceId};
 
+use crate::devices::Device;
 use crate::effect::RATE_WINDOW;
 use crate::input::Input;
 use crate::link::{self, Expectations, LinkCommand, Token};
@@ -26,6 +27,8 @@ pub(crate) struct Place {
     pub(crate) live_slots: u32,
     pub(crate) longest_step: Duration,
     pub(crate) footprint: Option<Footprint>,
+    /// The device that its worker was given.
+    pub(crate) device: Option<Device>,
     rates: VecDeque<RateSample>,
     tail: Vec<String>,
 }
@@ -35,15 +38,25 @@ struct RateSample {
     at: Tick,
     tokens: u64,
     batch_sum: u64,
+    /// Steps that decoded or prefilled, as frames told them.
     steps: u64,
+    /// As the engine counted them.
+    counted: u64,
+    kv_tokens: u64,
+    busy: Duration,
 }
 
 /// What a place did over the last seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Rates {
     pub(crate) tokens_per_s: f64,
+    /// As the engine counted them.
     pub(crate) steps_per_s: f64,
     pub(crate) batch_mean: f64,
+    /// Cached tokens that rows read.
+    pub(crate) kv_tokens_per_s: f64,
+    /// The share of time that a step was running.
+    pub(crate) busy: f64,
 }
 
 /// What is known of a worker that died.
@@ -70,6 +83,9 @@ impl Place {
         let mut tokens = 0;
         let mut batch_sum = 0;
         let mut steps = 0;
+        let mut counted = 0;
+        let mut kv_tokens = 0;
+        let mut busy = Duration::ZERO;
         for sample in self
             .rates
             .iter()
@@ -78,11 +94,16 @@ impl Place {
             tokens += sample.tokens;
             batch_sum += sample.batch_sum;
             steps += sample.steps;
+            counted += sample.counted;
+            kv_tokens += sample.kv_tokens;
+            busy += sample.busy;
         }
         let window = RATE_WINDOW.as_secs_f64();
         Rates {
             tokens_per_s: tokens as f64 / window,
-            steps_per_s: steps as f64 / window,
+            steps_per_s: counted as f64 / window,
+            kv_tokens_per_s: kv_tokens as f64 / window,
+            busy: busy.as_secs_f64() / window,
             batch_mean: if steps == 0 {
                 0.0
             } else {
@@ -157,12 +178,14 @@ impl Fleet {
         instance: InstanceId,
         generation: Generation,
     ) -> Result<(), bool> {
-        let launch = (self.command)(instance, generation).launch();
+        let command = (self.command)(instance, generation);
+        let launch = command.launch();
         let Some(place) = self.places.get_mut(instance.0 as usize) else {
             return Err(true);
         };
         *place = Place {
             generation,
+            device: command.device,
             ..Place::default()
         };
         let token = match Token::generate() {
@@ -241,6 +264,8 @@ impl Fleet {
             tokens,
             batch_sum,
             steps_done,
+            kv_tokens,
+            busy,
             ..
         } = input
         else {
@@ -249,15 +274,19 @@ impl Fleet {
         let Some(place) = self.current(instance, generation) else {
             return;
         };
+        let counted = steps.saturating_sub(place.steps);
         place.steps = steps;
         place.live_slots = live_slots;
         place.longest_step = longest_step;
-        if steps_done > 0 {
+        if steps_done > 0 || counted > 0 {
             place.rates.push_back(RateSample {
                 at: now,
                 tokens,
                 batch_sum,
                 steps: steps_done,
+                counted,
+                kv_tokens,
+                busy,
             });
         }
         while place

@@ -5,6 +5,7 @@ use std::time::Duration;
 use proto::to_dispatcher::{PromptError, Ready, Tokenised};
 use proto::{Attempt, FinishReason, Generation, InstanceId, RequestId};
 
+use crate::bus::Measurement;
 use crate::config::Config;
 use crate::link;
 use crate::machine::event::{Accepted, AttemptError, ExitStatus, MemoryPressure};
@@ -71,8 +72,8 @@ pub enum Input {
     SlowReader {
         request: RequestId,
     },
-    /// Counters of the engine thread, at most every 50 ms a link. `tokens` and `batch_sum` over
-    /// `steps_done` are since the last one.
+    /// Counters of the engine thread, at most every 50 ms a link. `tokens`, `batch_sum` and `kv_tokens`
+    /// over `steps_done` are since the last one.
     Progress {
         instance: InstanceId,
         generation: Generation,
@@ -83,6 +84,8 @@ pub enum Input {
         tokens: u64,
         batch_sum: u64,
         steps_done: u64,
+        /// Cached tokens that the rows of these steps read.
+        kv_tokens: u64,
         busy: Duration,
     },
     Drained {
@@ -121,6 +124,10 @@ pub enum Input {
     Memory(MemoryPressure),
     /// One look: what the workers take, what is used of the limits.
     Measured(Box<Report>),
+
+    // ---- from the bus ----
+    /// The read bandwidth of this machine's memory.
+    BusMeasured(Box<Measurement>),
 }
 
 /// Why a link ended.

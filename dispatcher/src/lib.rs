@@ -1,11 +1,13 @@
 //! Takes requests, keeps K workers alive, and matches the two.
 
 mod budget;
+pub mod bus;
 pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod crash;
 mod descriptors;
+pub mod devices;
 mod driver;
 mod effect;
 pub mod error;
@@ -21,6 +23,7 @@ pub mod machine;
 pub mod memory;
 pub mod metrics;
 pub mod model;
+pub mod plan;
 pub mod process;
 mod reconfigure;
 mod record;

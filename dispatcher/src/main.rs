@@ -32,6 +32,10 @@ fn act(args: &Args) -> Result<(), RunError> {
         Some(Verb::Config {
             verb: ConfigVerb::Show,
         }) => say(&mut std::io::stdout(), &resolve()?.show()),
+        Some(Verb::Plan(plan)) => {
+            let text = dispatcher::plan::cli::run(plan, &args.settings, &Surroundings::probe())?;
+            say(&mut std::io::stdout(), &text);
+        }
         Some(Verb::Reload) => {
             let directory = Config::run_directory(&args.settings, &Surroundings::probe())?;
             let told = dispatcher::reload::reload(&directory)?;

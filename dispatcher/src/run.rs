@@ -11,23 +11,32 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::budget::Budget;
+use crate::bus::learned::Observed;
+use crate::bus::usage::Known;
+use crate::bus::watch::Measuring;
+use crate::bus::{Learned, Machine, StepTimes, Store};
 use crate::cli::Settings;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::crash::CrashLog;
 use crate::descriptors::{self, Connections};
+use crate::devices;
 use crate::driver::Driver;
-use crate::effect::{World, inputs};
+use crate::effect::{Bus, World, inputs};
 use crate::error::RunError;
 use crate::fleet::{CommandOf, Fleet};
 use crate::gateway::Gateway;
 use crate::handover;
 use crate::http::{self, Front, FrontConfig};
+use crate::input::Input;
 use crate::ledger::Ledger;
 use crate::link::{Context, DirectoryError, Expectations, Listener, RunDirectory};
 use crate::machine::Dispatch;
 use crate::memory::{self, watch::Watch};
 use crate::metrics::Metrics;
+use crate::model::EngineKind;
+use crate::plan::ModelFacts;
+use crate::plan::calibration::{self, Calibrations};
 use crate::process::sweep::sweep;
 use crate::process::{Processes, WorkerCommand};
 use crate::reconfigure::Reconfigure;
@@ -106,6 +115,7 @@ async fn serve(
     }
     let (inputs, inputs_receiver) = inputs();
     let metrics = Metrics::new(config.instances, &config.served_model_name);
+    let learned = Learned::default();
     let expectations = Expectations::new();
     let links = Listener::bind(&directory).map_err(|error| RunError::RunDirectory {
         directory: config.run_dir.display().to_string(),
@@ -115,7 +125,10 @@ async fn serve(
         clock,
         inputs: inputs.clone(),
         expectations: expectations.clone(),
-        observer: Arc::new(metrics.clone()),
+        observer: Arc::new(Observed {
+            metrics: metrics.clone(),
+            learned: learned.clone(),
+        }),
         build: BUILD.to_owned(),
     }));
     let (signal_sender, signal_receiver) = mpsc::channel(SIGNALS_MAX);
@@ -140,6 +153,8 @@ async fn serve(
         },
     };
     let watch_task = tokio::spawn(watch.serve(memory::watch::System));
+    let last_view = view.clone();
+    let bus = bus(&config, view.clone(), inputs.clone(), learned.clone());
     let (gateway, commands) = Gateway::new(clock, view);
     let usual = FrontConfig::default();
     let connections = descriptors::make_room(
@@ -191,6 +206,7 @@ async fn serve(
         Recorder::new(metrics, CrashLog::new(directory.path().join("crashes"))),
         Budget::new(config.instances, config.memory, config.plan.as_ref()),
         reconfigure,
+        bus,
         config.served_model_name.clone(),
     );
     let seed = u64::from_le_bytes(first_eight(&random_key()?));
@@ -227,6 +243,7 @@ async fn serve(
     );
 
     let ended = driver.run().await;
+    keep_learnt(&config, &learned.read(), last_view.borrow().reloads);
 
     drop(state_file);
     let _ = stop_http.send(());
@@ -237,6 +254,64 @@ async fn serve(
     signals.abort();
     links_task.abort();
     ended.map_err(RunError::NothingStarts)
+}
+
+/// What is known of the memory bus; where nothing is, the first idle moment is used to measure it.
+fn bus(
+    config: &Config,
+    view: watch::Receiver<Arc<View>>,
+    inputs: mpsc::Sender<Input>,
+    learned: Learned,
+) -> Bus {
+    let machine = Machine::probe();
+    let store = Store::new(&config.cache_dir);
+    let measured = store.get(&machine);
+    let known = Known {
+        machine: machine.clone(),
+        weights: config.weights,
+        threads: config.threads,
+        measured,
+    };
+    // A script reads no weights.
+    if known.measured.is_none() && config.engine != EngineKind::Scripted {
+        let measuring = Measuring {
+            view,
+            inputs,
+            machine,
+            store,
+        };
+        tokio::spawn(measuring.serve());
+    }
+    Bus { known, learned }
+}
+
+/// Keeps how long steps took for later plans. One instance alone says how long they take; after a
+/// reload they may be another model's. What was timed on purpose is worth more.
+fn keep_learnt(config: &Config, times: &StepTimes, reloads: u64) {
+    let Some(path) = config.model.as_ref() else {
+        return;
+    };
+    if config.instances != 1 || reloads > 0 {
+        return;
+    }
+    let Some(learnt) = calibration::learnt(times, &config.served_model_name) else {
+        return;
+    };
+    let Ok(model) = ModelFacts::read(path) else {
+        return;
+    };
+    let device = config.devices.first().map_or("", |device| &device.name);
+    let key = calibration::key(&Machine::probe(), &model, config.threads, device);
+    let kept = Calibrations::new(&config.cache_dir);
+    if kept
+        .get(&key)
+        .is_some_and(|known| known.origin != learnt.origin)
+    {
+        return;
+    }
+    if let Err(error) = kept.put(&key, &learnt) {
+        tracing::warn!("how long steps took cannot be kept for later plans: {error}");
+    }
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
@@ -275,11 +350,14 @@ pub(crate) fn worker_command(config: &Config, socket: PathBuf) -> Box<CommandOf>
         threads: config.threads,
         gpu_layers: config.n_gpu_layers,
         scripted: config.scripted.clone(),
+        device: None,
         environment: Vec::new(),
     };
+    let devices = config.devices.clone();
     Box::new(move |instance, generation| WorkerCommand {
         instance,
         generation,
+        device: devices::assigned(&devices, instance.0).cloned(),
         ..template.clone()
     })
 }

@@ -5,6 +5,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 pub use crate::budget::MemoryView;
+use crate::bus::usage::{self, Load};
+pub use crate::bus::{BusView, StepTimes};
+use crate::effect::Bus;
 use crate::fleet::{Fleet, Place};
 use crate::machine::Tick;
 use crate::machine::snapshot::{InstanceSnapshot, Snapshot};
@@ -31,6 +34,10 @@ pub struct View {
     pub last_reload_error: Option<String>,
     /// `None` until the first look.
     pub memory: Option<MemoryView>,
+    /// Each memory that serving instances read from.
+    pub buses: Vec<BusView>,
+    /// How long steps took since the start.
+    pub step_times: StepTimes,
     /// Microseconds since the dispatcher's start.
     pub uptime_us: u64,
 }
@@ -41,6 +48,7 @@ pub(crate) fn compose(
     fleet: &Fleet,
     memory: Option<MemoryView>,
     reconfigure: &Reconfigure,
+    bus: &Bus,
     served_model: &str,
     now: Tick,
 ) -> View {
@@ -48,9 +56,16 @@ pub(crate) fn compose(
         .instances
         .iter()
         .zip(fleet.places())
-        .map(|(place, known)| instance(place, known, now))
+        .map(|(place, known)| instance(place, known, bus, now))
         .collect();
     let ready = fleet.places().iter().find_map(|place| place.ready.as_ref());
+    let loads: Vec<_> = fleet
+        .places()
+        .iter()
+        .zip(&snapshot.instances)
+        .filter_map(|(known, place)| load(place, known, now))
+        .collect();
+    let step_times = bus.learned.read();
     let queue = &snapshot.queue;
     let counters = &snapshot.counters;
     View {
@@ -85,13 +100,35 @@ pub(crate) fn compose(
         reloads: reconfigure.count,
         last_reload_error: reconfigure.last_error.clone(),
         memory,
+        buses: usage::buses(&loads, &bus.known, &step_times, small(queue.waiting)),
+        step_times,
         uptime_us: now.as_micros(),
     }
 }
 
-fn instance(place: &InstanceSnapshot, known: &Place, now: Tick) -> InstanceView {
+/// A place whose worker serves, as the bus sees it.
+fn load(place: &InstanceSnapshot, known: &Place, now: Tick) -> Option<Load> {
+    let ready = known.ready.as_ref()?;
+    known.child.as_ref()?;
+    let rates = known.rates(now);
+    Some(Load {
+        instance: place.instance.0,
+        device: ready.device.clone(),
+        assigned: known.device.as_ref().map(ToString::to_string),
+        slots: ready.slots,
+        weight_bytes_per_step: ready.weight_bytes_per_step,
+        kv_bytes_per_token: ready.kv_bytes_per_token,
+        steps_per_s: rates.steps_per_s,
+        batch_mean: rates.batch_mean,
+        kv_tokens_per_s: rates.kv_tokens_per_s,
+        busy: rates.busy,
+    })
+}
+
+fn instance(place: &InstanceSnapshot, known: &Place, bus: &Bus, now: Tick) -> InstanceView {
     let ready = known.ready.as_ref();
     let rates = known.rates(now);
+    let share = load(place, known, now).map(|load| usage::share(&load, &bus.known));
     InstanceView {
         instance: place.instance.0,
         generation: place.generation.0,
@@ -102,6 +139,8 @@ fn instance(place: &InstanceSnapshot, known: &Place, now: Tick) -> InstanceView 
         model: ready.map(|ready| ready.model.name.clone()),
         model_hash: ready.map(|ready| hex(&ready.model.hash)),
         device: ready.map(|ready| ready.device.clone()),
+        assigned_device: known.device.as_ref().map(ToString::to_string),
+        device_memory_bytes: known.device.as_ref().map(|device| device.memory_bytes),
         build: known.build.clone(),
         slots: place.slots,
         context_tokens: ready.map_or(0, |ready| ready.context_tokens),
@@ -119,6 +158,9 @@ fn instance(place: &InstanceSnapshot, known: &Place, now: Tick) -> InstanceView 
         weight_bytes_per_step: ready.map(|ready| ready.weight_bytes_per_step),
         tokens_per_s: rates.tokens_per_s,
         batch_mean: rates.batch_mean,
+        steps_per_s: rates.steps_per_s,
+        bus_bytes_per_s: share.map(|share| share.bytes_per_s),
+        bus_usage: share.and_then(|share| share.usage),
     }
 }
 
@@ -143,6 +185,9 @@ pub struct InstanceView {
     pub model: Option<String>,
     pub model_hash: Option<String>,
     pub device: Option<String>,
+    /// The device that `--devices` gave it, and all memory of that.
+    pub assigned_device: Option<String>,
+    pub device_memory_bytes: Option<u64>,
     pub build: Option<String>,
     pub slots: u32,
     pub context_tokens: u32,
@@ -164,6 +209,12 @@ pub struct InstanceView {
     /// Decode tokens per second and mean batch over the last seconds.
     pub tokens_per_s: f64,
     pub batch_mean: f64,
+    /// Steps that the engine counted, per second.
+    pub steps_per_s: f64,
+    /// Bytes that its steps read a second, and that as a part of what its memory can deliver; `None`
+    /// where there is no figure.
+    pub bus_bytes_per_s: Option<f64>,
+    pub bus_usage: Option<f64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

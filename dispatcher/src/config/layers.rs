@@ -7,7 +7,7 @@ use super::{ConfigError, value::Parsed};
 use crate::cli::Settings;
 
 /// Every setting's key. A file with any other key is refused.
-pub(super) const KEYS: [&str; 30] = [
+pub(super) const KEYS: [&str; 31] = [
     "engine",
     "model",
     "models-dir",
@@ -17,6 +17,7 @@ pub(super) const KEYS: [&str; 30] = [
     "ctx-size",
     "threads",
     "n-gpu-layers",
+    "devices",
     "memory-limit",
     "host",
     "port",

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::devices::{self, Device};
 use crate::memory::{self, Limit};
 
 /// Facts about where we run. Plain data, so that tests can make any machine up.
@@ -17,6 +18,8 @@ pub struct Surroundings {
     pub is_mac: bool,
     pub user: u32,
     pub process: u32,
+    /// Lists the devices of this machine; asked only where some are named.
+    pub devices: fn() -> Vec<Device>,
 }
 
 impl Surroundings {
@@ -37,6 +40,7 @@ impl Surroundings {
             is_mac: cfg!(target_os = "macos"),
             user: nix::unistd::getuid().as_raw(),
             process: std::process::id(),
+            devices: devices::probe,
         }
     }
 
@@ -48,7 +52,7 @@ impl Surroundings {
     }
 
     /// `./models` where it exists, else the user's data directory.
-    pub(super) fn models_directory(&self) -> PathBuf {
+    pub(crate) fn models_directory(&self) -> PathBuf {
         let here = self.current_directory.join("models");
         if here.is_dir() {
             // The short form is the one that people paste.
@@ -81,7 +85,20 @@ impl Surroundings {
         }
     }
 
-    pub(super) fn worker_beside(&self) -> PathBuf {
+    /// Where what was measured is kept from one run to the next.
+    #[must_use]
+    pub fn cache_directory(&self) -> PathBuf {
+        let home = self.variable("HOME").unwrap_or_else(|| Path::new("/"));
+        let cache = if self.is_mac {
+            home.join("Library/Caches")
+        } else {
+            self.variable("XDG_CACHE_HOME")
+                .map_or_else(|| home.join(".cache"), Path::to_path_buf)
+        };
+        cache.join("dispatcher")
+    }
+
+    pub(crate) fn worker_beside(&self) -> PathBuf {
         self.executable
             .parent()
             .unwrap_or_else(|| Path::new("."))
@@ -106,6 +123,7 @@ mod tests {
             is_mac,
             user: 501,
             process: 77,
+            devices: Vec::new,
         }
     }
 

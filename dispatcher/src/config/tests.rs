@@ -36,6 +36,7 @@ fn machine() -> Machine {
         is_mac: false,
         user: 1,
         process: 2,
+        devices: Vec::new,
     };
     Machine {
         _directory: directory,
@@ -372,4 +373,71 @@ fn the_run_directory_is_found_without_a_model() {
         Config::run_directory(&settings, &machine.around).unwrap(),
         Path::new("/tmp/dispatcher-1-81")
     );
+}
+
+/// Hosts of equal GPUs, as a driver would list them.
+fn gpus(count: u32) -> Vec<Device> {
+    let gpu = |index| Device {
+        index,
+        name: "NVIDIA H200".to_owned(),
+        memory_bytes: 140 << 30,
+        environment: vec![("CUDA_VISIBLE_DEVICES", format!("GPU-{index}"))],
+    };
+    (0..count).map(gpu).collect()
+}
+
+#[test]
+fn named_devices_must_be_there_and_are_kept_in_their_order() {
+    type Host = fn() -> Vec<Device>;
+    let hosts: [(u32, Host); 4] = [
+        (1, || gpus(1)),
+        (2, || gpus(2)),
+        (3, || gpus(3)),
+        (8, || gpus(8)),
+    ];
+    for (count, host) in hosts {
+        let mut machine = machine().with_model();
+        machine.around.devices = host;
+        let last = (count - 1).to_string();
+        let config = machine.resolve(&["--devices", &last]).unwrap();
+        assert_eq!(config.devices, gpus(count)[count as usize - 1..]);
+        assert!(config.show().contains(&format!("devices = \"{last}\"")));
+        let refused = machine.refusal(&["--devices", &format!("0,{count}")]);
+        assert!(
+            refused.contains(&format!("device {count} is not there")),
+            "{refused}"
+        );
+        assert_eq!(
+            refused.matches("NVIDIA H200").count(),
+            count as usize,
+            "{refused}"
+        );
+    }
+    let refused = machine().with_model().refusal(&["--devices", "0"]);
+    assert!(refused.contains("no GPU was found"), "{refused}");
+    let config = machine().with_model().resolve(&[]).unwrap();
+    assert!(config.devices.is_empty());
+}
+
+#[test]
+fn what_a_device_cannot_hold_is_refused_by_name() {
+    let mut machine = machine().with_model();
+    machine.around.devices = || {
+        let mut small = gpus(2);
+        small[1].memory_bytes = 900 << 20;
+        small
+    };
+    let fits = machine.resolve(&["--devices", "0,1", "--instances", "2"]);
+    assert_eq!(fits.unwrap().slots, memory::DERIVED_SLOTS_MAX);
+    let refused = machine.refusal(&["--devices", "0,1", "--instances", "4"]);
+    assert!(refused.contains("does not fit on device 1"), "{refused}");
+    let unused = machine.resolve(&[
+        "--devices",
+        "0,1",
+        "--instances",
+        "4",
+        "--n-gpu-layers",
+        "0",
+    ]);
+    assert!(unused.is_ok(), "no layer goes to a device: {unused:?}");
 }

@@ -6,13 +6,12 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use serde_json::Value;
 
 use super::App;
-use crate::view::{CountersView, InstanceView, MemoryView, View};
+use crate::view::{BusView, CountersView, InstanceView, MemoryView, StepTimes, View};
 
-/// The view with its durations as numbers. `memory` is null until it is measured; `bus` is null where nothing
-/// measures it.
+/// The view with its durations as numbers. `memory` is null until it is measured; `bus` has one entry for each
+/// memory that serving instances read from.
 #[derive(Serialize)]
 struct Status<'a> {
     version: &'static str,
@@ -29,7 +28,8 @@ struct Status<'a> {
     reloads: u64,
     last_reload_error: Option<&'a str>,
     memory: Option<&'a MemoryView>,
-    bus: Option<Value>,
+    bus: &'a [BusView],
+    step_times: &'a StepTimes,
 }
 
 #[derive(Serialize)]
@@ -77,6 +77,7 @@ fn of<'a>(view: &'a View, served_model: &'a str) -> Status<'a> {
         reloads: view.reloads,
         last_reload_error: view.last_reload_error.as_deref(),
         memory: view.memory.as_ref(),
-        bus: None,
+        bus: &view.buses,
+        step_times: &view.step_times,
     }
 }

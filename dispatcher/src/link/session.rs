@@ -41,6 +41,8 @@ struct Live {
     relay: relay::Sender,
     last_row: Option<Tick>,
     slow_reader_told: bool,
+    /// In tokens: what each of its rows has in the KV cache before its own output.
+    prompt_tokens: u64,
 }
 
 type Key = (RequestId, Attempt);
@@ -110,7 +112,8 @@ impl Session {
         commands.close();
         while let Ok(command) = commands.try_recv() {
             if let LinkCommand::Generate { generate, relay } = command {
-                state.begin((generate.request, generate.attempt), relay);
+                let prompt_tokens = generate.prompt.len() as u64;
+                state.begin((generate.request, generate.attempt), prompt_tokens, relay);
             }
         }
         let accepted = state.fence();
@@ -279,6 +282,10 @@ impl State {
             self.tally.stale();
             return Ok(());
         };
+        if tokens > 0 {
+            self.tally
+                .kv_read(live.prompt_tokens + u64::from(first_index));
+        }
         // The relay ends with what completes a stream; the other ends are the machine's to judge.
         let mut end = row.end.take();
         let finishes = matches!(end, Some(End::Finished(_)));
@@ -365,9 +372,10 @@ impl State {
                 }),
             LinkCommand::Generate { generate, relay } => {
                 let (request, attempt) = (generate.request, generate.attempt);
+                let prompt_tokens = generate.prompt.len() as u64;
                 match self.output.push(&ToWorker::Generate(generate)) {
                     Ok(()) => {
-                        self.begin((request, attempt), relay);
+                        self.begin((request, attempt), prompt_tokens, relay);
                         None
                     }
                     Err(error) => Some(Input::RequestFailed {
@@ -389,11 +397,12 @@ impl State {
         }
     }
 
-    fn begin(&mut self, key: Key, relay: relay::Sender) {
+    fn begin(&mut self, key: Key, prompt_tokens: u64, relay: relay::Sender) {
         let live = Live {
             relay,
             last_row: None,
             slow_reader_told: false,
+            prompt_tokens,
         };
         self.live.insert(key, live);
     }

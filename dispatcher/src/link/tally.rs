@@ -22,6 +22,7 @@ pub(super) struct Tally {
     tokens: u64,
     batch_sum: u64,
     steps_done: u64,
+    kv_tokens: u64,
     busy: Duration,
     stale: u64,
 }
@@ -33,6 +34,11 @@ impl Tally {
         self.batch_sum += u64::from(step.batch);
         self.steps_done += 1;
         self.busy = self.busy.saturating_add(step.duration.into());
+    }
+
+    /// A row read the cached keys and values of so many tokens.
+    pub(super) fn kv_read(&mut self, tokens: u64) {
+        self.kv_tokens = self.kv_tokens.saturating_add(tokens);
     }
 
     pub(super) fn tokens(&mut self, count: usize) {
@@ -82,6 +88,7 @@ impl Tally {
             tokens: std::mem::take(&mut self.tokens),
             batch_sum: std::mem::take(&mut self.batch_sum),
             steps_done: std::mem::take(&mut self.steps_done),
+            kv_tokens: std::mem::take(&mut self.kv_tokens),
             busy: std::mem::take(&mut self.busy),
         };
         (input, std::mem::take(&mut self.stale))
@@ -132,6 +139,8 @@ mod tests {
         tally.step(&step(61, 3));
         tally.step(&step(62, 2));
         tally.tokens(5);
+        tally.kv_read(120);
+        tally.kv_read(121);
         tally.stale();
         let (input, stale) = tally.report(InstanceId(0), Generation(1), at(0));
         assert_eq!(stale, 1);
@@ -142,6 +151,7 @@ mod tests {
             tokens,
             batch_sum,
             steps_done,
+            kv_tokens,
             busy,
             ..
         } = input
@@ -150,6 +160,7 @@ mod tests {
         };
         assert_eq!((pulse, steps, live_slots), (70, 62, 3));
         assert_eq!((tokens, batch_sum, steps_done), (5, 5, 2));
+        assert_eq!(kv_tokens, 241);
         assert_eq!(busy, Duration::from_millis(4));
         let (input, stale) = tally.report(InstanceId(0), Generation(1), at(50));
         assert_eq!(stale, 0);

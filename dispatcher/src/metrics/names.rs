@@ -104,6 +104,10 @@ names! {
         "Memory that would come free with the instance's worker."
     INSTANCE_TOKEN_RATE "dispatcher_instance_tokens_per_second" Gauge ["instance"]
         "Tokens decoded over the last seconds."
+    INSTANCE_BUS_READ "dispatcher_instance_bus_read_bytes_per_second" Gauge ["instance"]
+        "Bytes that the instance's steps read from memory: weights and KV cache of one step times steps a second."
+    INSTANCE_BUS_USAGE "dispatcher_instance_bus_usage_ratio" Gauge ["instance"]
+        "The same over what its memory can deliver. Absent where that is not known or the weights fit into the cache; over 1 is an accounting fault and shown as it is."
     INSTANCE_RESTARTS "dispatcher_instance_restarts_total" Counter ["instance"]
         "Workers started for the instance after its first."
     INSTANCE_CRASHES "dispatcher_instance_crashes_total" Counter ["instance"]
@@ -125,6 +129,12 @@ names! {
         "Memory of all workers together, shared pages counted once."
     MEMORY_PRESSURE "dispatcher_memory_pressure" Gauge []
         "0: none; 1: soft, no new work is given out; 2: hard, what waits is sent away."
+    BUS_BANDWIDTH "dispatcher_bus_bandwidth_bytes_per_second" Gauge ["device", "source"]
+        "Read bandwidth of a memory, the best pass: `measured`, or from the maker's `data sheet`."
+    BUS_READ "dispatcher_bus_read_bytes_per_second" Gauge ["device"]
+        "Bytes that all instances on this memory read together."
+    BUS_USAGE "dispatcher_bus_usage_ratio" Gauge ["device"]
+        "The same over its bandwidth; absent and over 1 as for an instance."
     READY "dispatcher_ready" Gauge []
         "1 where /ready answers 200."
     UPTIME "dispatcher_uptime_seconds" Gauge []

@@ -14,7 +14,7 @@ use prometheus_client::registry::Registry;
 use super::export::{Inner, PerInstance, Words};
 use super::histogram::Histogram;
 use super::names::{self, Kind, Name};
-use crate::view::{InstanceView, MemoryView, View};
+use crate::view::{BusView, InstanceView, MemoryView, View};
 
 const STATES: [&str; 8] = [
     "spawning",
@@ -227,7 +227,7 @@ fn instances(to: &mut DescriptorEncoder<'_>, list: &[InstanceView]) -> fmt::Resu
         })
     })?;
     type Of = fn(&InstanceView) -> Option<f64>;
-    let gauges: [(&Name, Of); 6] = [
+    let gauges: [(&Name, Of); 8] = [
         (&names::INSTANCE_SLOTS, |one| Some(one.slots.into())),
         (&names::INSTANCE_RUNNING, |one| Some(one.running.into())),
         (&names::INSTANCE_PULSE_AGE, |one| {
@@ -240,6 +240,8 @@ fn instances(to: &mut DescriptorEncoder<'_>, list: &[InstanceView]) -> fmt::Resu
             one.private_bytes.map(|bytes| bytes as f64)
         }),
         (&names::INSTANCE_TOKEN_RATE, |one| Some(one.tokens_per_s)),
+        (&names::INSTANCE_BUS_READ, |one| one.bus_bytes_per_s),
+        (&names::INSTANCE_BUS_USAGE, |one| one.bus_usage),
     ];
     for (name, of) in gauges {
         metric(to, name, |samples| {
@@ -290,11 +292,38 @@ fn totals(to: &mut DescriptorEncoder<'_>, view: &View) -> fmt::Result {
             None => Ok(()),
         })?;
     }
+    buses(to, &view.buses)?;
     for (name, value) in [
         (&names::READY, f64::from(u8::from(view.ready))),
         (&names::UPTIME, view.uptime_us as f64 / 1e6),
     ] {
         metric(to, name, |samples| samples.gauge(&[], value))?;
+    }
+    Ok(())
+}
+
+fn buses(to: &mut DescriptorEncoder<'_>, list: &[BusView]) -> fmt::Result {
+    metric(to, &names::BUS_BANDWIDTH, |samples| {
+        list.iter().try_for_each(|bus| match bus.best_gb_per_s {
+            Some(rate) => {
+                let labels = [("device", bus.device.as_str()), ("source", bus.source)];
+                samples.gauge(&labels, rate * 1e9)
+            }
+            None => Ok(()),
+        })
+    })?;
+    type Of = fn(&BusView) -> Option<f64>;
+    let gauges: [(&Name, Of); 2] = [
+        (&names::BUS_READ, |bus| Some(bus.read_gb_per_s * 1e9)),
+        (&names::BUS_USAGE, |bus| bus.usage),
+    ];
+    for (name, of) in gauges {
+        metric(to, name, |samples| {
+            list.iter().try_for_each(|bus| match of(bus) {
+                Some(value) => samples.gauge(&[("device", bus.device.as_str())], value),
+                None => Ok(()),
+            })
+        })?;
     }
     Ok(())
 }
@@ -344,7 +373,16 @@ mod tests {
                 last_pulse_us: Some(1),
                 footprint_bytes: Some(1),
                 private_bytes: Some(1),
+                bus_bytes_per_s: Some(1.0),
+                bus_usage: Some(1.0),
                 ..InstanceView::default()
+            }],
+            buses: vec![BusView {
+                device: "CPU".to_owned(),
+                source: "measured",
+                best_gb_per_s: Some(1.0),
+                usage: Some(1.0),
+                ..BusView::default()
             }],
             memory: Some(MemoryView::default()),
             ..View::default()

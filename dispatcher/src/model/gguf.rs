@@ -7,13 +7,16 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
 mod tensor;
 
+pub use tensor::StepBytes;
 use tensor::TensorInfo;
+
+use crate::bus::Weights;
 
 /// Bytes of header that are read at most. Vocabularies of 260,000 entries need about 12 MB.
 const HEADER_BYTES_MAX: u64 = 64 << 20;
@@ -21,6 +24,8 @@ const HEADER_BYTES_MAX: u64 = 64 << 20;
 const ENTRIES_MAX: u64 = 4096;
 /// Tensors at most; the largest mixtures of experts have a few thousand.
 const TENSORS_MAX: u64 = 65_536;
+/// Files of one model at most.
+const PARTS_MAX: u32 = 1000;
 /// A key, or a tensor's name, at most.
 const NAME_BYTES_MAX: u64 = 65_535;
 /// A text value that is kept at most; longer ones (chat templates) are skipped.
@@ -68,13 +73,70 @@ pub struct Header {
     pub tensor_bytes: u64,
     /// Of them, bytes in formats that ggml copies into a layout of its own on the CPU, once a process.
     pub repacked_bytes: u64,
+    /// The inventory by what a step does with it.
+    pub step_bytes: StepBytes,
+    /// Experts of a layer, and how many of them a token uses; 0 in a dense model.
+    pub experts: u32,
+    pub experts_used: u32,
+    /// Files of the model: 1 where it is whole.
+    pub parts: u32,
 }
 
-/// Reads the header of the file at `path`.
+impl Header {
+    /// The weights as a decode step meets them.
+    #[must_use]
+    pub fn weights(&self) -> Weights {
+        let mixture = self.experts > 0 && self.experts_used > 0;
+        let (always, experts) = if mixture {
+            (self.step_bytes.every_step(), self.step_bytes.experts)
+        } else {
+            let all = self.step_bytes.every_step();
+            (all.saturating_add(self.step_bytes.experts), 0)
+        };
+        Weights {
+            always_bytes: always,
+            expert_bytes: experts,
+            experts: self.experts,
+            experts_used: self.experts_used,
+        }
+    }
+
+    /// Adds what another file of the same model holds.
+    fn join(&mut self, part: &Self) {
+        self.file_bytes = self.file_bytes.saturating_add(part.file_bytes);
+        self.tensor_bytes = self.tensor_bytes.saturating_add(part.tensor_bytes);
+        self.repacked_bytes = self.repacked_bytes.saturating_add(part.repacked_bytes);
+        self.step_bytes.join(part.step_bytes);
+    }
+}
+
+/// Reads the header of the file at `path`, and of the other files where the model is split.
 ///
 /// # Errors
-/// Where the file cannot be opened, is no GGUF file, is cut short or contradicts itself.
+/// Where a file cannot be opened, is no GGUF file, is cut short or contradicts itself.
 pub fn read(path: &Path) -> Result<Header, GgufError> {
+    let mut header = read_file(path)?;
+    for part in 2..=header.parts {
+        let sister = sister(path, part, header.parts)?;
+        header.join(&read_file(&sister)?);
+    }
+    Ok(header)
+}
+
+/// The file of another part, by llama.cpp's naming.
+fn sister(first: &Path, part: u32, parts: u32) -> Result<PathBuf, GgufError> {
+    let name = first.file_name().and_then(|name| name.to_str());
+    let stem = name
+        .and_then(|name| name.strip_suffix(&format!("-00001-of-{parts:05}.gguf")))
+        .ok_or_else(|| {
+            GgufError::Damaged(format!(
+                "it is one of {parts} files: name the first, whose name ends in -00001-of-{parts:05}.gguf"
+            ))
+        })?;
+    Ok(first.with_file_name(format!("{stem}-{part:05}-of-{parts:05}.gguf")))
+}
+
+fn read_file(path: &Path) -> Result<Header, GgufError> {
     let file = File::open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
@@ -132,6 +194,25 @@ fn header(
     file_bytes: u64,
     totals: &tensor::Totals,
 ) -> Result<Header, GgufError> {
+    let plain = |key: &str| match metadata.get(key) {
+        Some(Value::Number(n)) => u32::try_from(*n).ok(),
+        _ => None,
+    };
+    let parts = plain("split.count").unwrap_or(1).max(1);
+    if parts > PARTS_MAX {
+        return Err(GgufError::Damaged(format!("it claims {parts} parts")));
+    }
+    if plain("split.no").is_some_and(|number| number > 0) {
+        // A later part has tensors and no figures of its own.
+        return Ok(Header {
+            file_bytes,
+            tensor_bytes: totals.bytes,
+            repacked_bytes: totals.repacked_bytes,
+            step_bytes: totals.step,
+            parts,
+            ..Header::default()
+        });
+    }
     let Some(Value::Text(architecture)) = metadata.get("general.architecture") else {
         return Err(GgufError::Damaged("it names no architecture".into()));
     };
@@ -180,6 +261,10 @@ fn header(
         file_bytes,
         tensor_bytes: totals.bytes,
         repacked_bytes: totals.repacked_bytes,
+        step_bytes: totals.step,
+        experts: small("expert_count").unwrap_or(0),
+        experts_used: small("expert_used_count").unwrap_or(0),
+        parts,
     })
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use proto::{Generation, InstanceId};
 
+use crate::devices::Device;
 use crate::model::EngineKind;
 
 /// What a worker inherits by name. Everything else of the dispatcher's environment, API keys
@@ -36,7 +37,9 @@ pub struct WorkerCommand {
     pub gpu_layers: Option<u32>,
     /// The scripted engine's script.
     pub scripted: Option<String>,
-    /// Of this instance alone: `CUDA_VISIBLE_DEVICES`, for one.
+    /// The only device that it may see; `None`: as the engine chooses.
+    pub device: Option<Device>,
+    /// Of this instance alone.
     pub environment: Vec<(String, String)>,
 }
 
@@ -111,8 +114,10 @@ impl WorkerCommand {
             .environment
             .iter()
             .map(|(name, value)| (name.as_str(), value.as_str()));
+        let device = self.device.as_ref().map_or(&[][..], Device::environment);
+        let device = device.iter().map(|(name, value)| (*name, value.as_str()));
         // What is always so comes last: not even an instance's own settings replace it.
-        for (name, value) in extra.chain(own) {
+        for (name, value) in extra.chain(device).chain(own) {
             environment.retain(|(kept, _)| kept != name);
             if name != REFUSED {
                 environment.push((name.into(), value.into()));
@@ -143,6 +148,7 @@ mod tests {
             threads: 8,
             gpu_layers: Some(7),
             scripted: None,
+            device: None,
             environment: Vec::new(),
         }
     }

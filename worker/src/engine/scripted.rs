@@ -182,6 +182,14 @@ impl ScriptedEngine {
     }
 }
 
+/// It computes on no device, but tells which one it was shown: that is what a test can see of it.
+fn seen_device() -> String {
+    match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(seen) => format!("script on {seen}"),
+        Err(_) => "script".to_owned(),
+    }
+}
+
 impl Engine for ScriptedEngine {
     fn limits(&self) -> Limits {
         Limits {
@@ -190,7 +198,7 @@ impl Engine for ScriptedEngine {
             vocabulary: ScriptedText.vocabulary(),
             weight_bytes_per_step: WEIGHT_BYTES,
             kv_bytes_per_token: KV_BYTES_PER_TOKEN,
-            device: "script".to_string(),
+            device: seen_device(),
         }
     }
 

@@ -142,6 +142,8 @@ impl Start {
                     .flatten(),
             )
             .args(&self.arguments)
+            // What is measured of the machine is measured once for all tests, and not in the user's home.
+            .env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"))
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(output.try_clone().unwrap())

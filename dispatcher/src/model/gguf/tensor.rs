@@ -7,6 +7,7 @@ use super::{Cursor, GgufError};
 /// One tensor, as the header lists it.
 #[derive(Debug)]
 pub(super) struct TensorInfo {
+    role: Role,
     kind: u32,
     /// Elements in a row (the first dimension), and elements in all.
     row: u64,
@@ -16,16 +17,87 @@ pub(super) struct TensorInfo {
     dimensions: u32,
 }
 
+/// What a step does with a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Read whole in every step.
+    Always,
+    /// Of the embedding a step reads one row a token, unless it is the output head too.
+    Embedding,
+    /// Rows of it are looked up, and nothing else.
+    LookUp,
+    Head,
+    /// All experts of a layer.
+    Experts,
+}
+
+impl Role {
+    fn of(name: &str) -> Self {
+        match name {
+            "token_embd.weight" => Self::Embedding,
+            "per_layer_token_embd.weight" => Self::LookUp,
+            "output.weight" => Self::Head,
+            _ if name.contains("_exps.") => Self::Experts,
+            _ => Self::Always,
+        }
+    }
+}
+
+/// Bytes of the inventory by what a step does with them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepBytes {
+    pub(super) always: u64,
+    pub(super) embedding: u64,
+    pub(super) head: u64,
+    pub(super) experts: u64,
+}
+
+impl StepBytes {
+    fn add(&mut self, role: Role, bytes: u64) {
+        let sum = match role {
+            Role::Always => &mut self.always,
+            Role::Embedding => &mut self.embedding,
+            Role::Head => &mut self.head,
+            Role::Experts => &mut self.experts,
+            Role::LookUp => return,
+        };
+        *sum = sum.saturating_add(bytes);
+    }
+
+    /// Of two files of one model.
+    pub(super) fn join(&mut self, other: Self) {
+        for (role, bytes) in [
+            (Role::Always, other.always),
+            (Role::Embedding, other.embedding),
+            (Role::Head, other.head),
+            (Role::Experts, other.experts),
+        ] {
+            self.add(role, bytes);
+        }
+    }
+
+    /// Bytes that every step reads: without a head of its own the embedding is the head.
+    pub(super) fn every_step(&self) -> u64 {
+        let head = if self.head > 0 {
+            self.head
+        } else {
+            self.embedding
+        };
+        self.always.saturating_add(head)
+    }
+}
+
 /// Sums over the inventory, in bytes.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     pub(super) bytes: u64,
     pub(super) repacked_bytes: u64,
+    pub(super) step: StepBytes,
 }
 
 impl TensorInfo {
     pub(super) fn read<R: Read + Seek>(cursor: &mut Cursor<R>) -> Result<Self, GgufError> {
-        cursor.name("tensor name")?;
+        let role = Role::of(&cursor.name("tensor name")?);
         let dimensions = cursor.u32()?;
         if !(1..=4).contains(&dimensions) {
             return Err(GgufError::Damaged(format!(
@@ -44,6 +116,7 @@ impl TensorInfo {
                 .ok_or_else(|| GgufError::Damaged("a tensor is larger than any memory".into()))?;
         }
         Ok(Self {
+            role,
             kind: cursor.u32()?,
             row,
             elements,
@@ -93,6 +166,7 @@ pub(super) fn totals(
             .ok_or_else(|| GgufError::Damaged("a tensor ends after any file's end".into()))?;
         needed = needed.max(end);
         totals.bytes = totals.bytes.saturating_add(bytes);
+        totals.step.add(tensor.role, bytes);
         if tensor.is_repacked() {
             totals.repacked_bytes = totals.repacked_bytes.saturating_add(bytes);
         }

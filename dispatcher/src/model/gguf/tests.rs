@@ -46,9 +46,13 @@ impl Writer {
         self.entry(key, 4, &value.to_le_bytes())
     }
 
-    fn tensor(mut self, kind: u32, extents: &[u64], offset: u64) -> Self {
+    fn tensor(self, kind: u32, extents: &[u64], offset: u64) -> Self {
+        self.named("blk.0.weight", kind, extents, offset)
+    }
+
+    fn named(mut self, name: &str, kind: u32, extents: &[u64], offset: u64) -> Self {
         let mut bytes = Vec::new();
-        text(&mut bytes, "blk.0.weight");
+        text(&mut bytes, name);
         bytes.extend(u32::try_from(extents.len()).unwrap().to_le_bytes());
         for extent in extents {
             bytes.extend(extent.to_le_bytes());
@@ -94,6 +98,103 @@ fn the_figures_of_a_small_llama_are_read() {
         header.repacked_bytes, 72,
         "Q4_0 matrices are private copies"
     );
+}
+
+/// F32 tensors of so many numbers, one after another.
+fn inventory(writer: Writer, tensors: &[(&str, u64)]) -> Header {
+    let mut at = 0;
+    let mut writer = writer;
+    for (name, numbers) in tensors {
+        writer = writer.named(name, 0, &[*numbers], at);
+        at += numbers * 4;
+    }
+    parse(&writer.bytes(usize::try_from(at).unwrap())).unwrap()
+}
+
+#[test]
+fn a_dense_model_with_a_head_of_its_own_skips_the_embedding() {
+    let header = inventory(
+        Writer::model(),
+        &[
+            ("token_embd.weight", 1000),
+            ("per_layer_token_embd.weight", 700),
+            ("blk.0.ffn_up.weight", 50),
+            ("output_norm.weight", 5),
+            ("output.weight", 200),
+        ],
+    );
+    let weights = header.weights();
+    assert_eq!(weights.always_bytes, (50 + 5 + 200) * 4);
+    assert_eq!(weights.bytes_per_step(8.0), 255.0 * 4.0);
+}
+
+#[test]
+fn a_tied_model_reads_the_embedding_as_its_head() {
+    let tensors = [("token_embd.weight", 1000), ("blk.0.ffn_up.weight", 50)];
+    let header = inventory(Writer::model(), &tensors);
+    assert_eq!(header.weights().always_bytes, 1050 * 4);
+}
+
+#[test]
+fn a_mixture_reads_the_experts_that_its_rows_are_sent_to() {
+    let tensors = [
+        ("token_embd.weight", 1000),
+        ("output.weight", 100),
+        ("blk.0.ffn_gate_exps.weight", 800),
+        ("blk.0.ffn_gate_inp.weight", 8),
+        ("blk.0.ffn_gate_shexp.weight", 20),
+    ];
+    let mixture = Writer::model()
+        .number("llama.expert_count", 8)
+        .number("llama.expert_used_count", 2);
+    let weights = inventory(mixture, &tensors).weights();
+    assert_eq!(
+        weights.always_bytes,
+        128 * 4,
+        "shared experts and the router"
+    );
+    assert_eq!(weights.bytes_per_step(1.0), (128.0 + 200.0) * 4.0);
+    let nothing_said = inventory(Writer::model(), &tensors).weights();
+    assert_eq!(nothing_said.bytes_per_step(1.0), (128.0 + 800.0) * 4.0);
+}
+
+#[test]
+fn the_files_of_a_split_model_are_added_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let part = |number: u16, name: &str| {
+        let writer = if number == 0 {
+            Writer::model()
+        } else {
+            Writer::default()
+        };
+        let bytes = writer
+            .entry("split.count", 2, &2_u16.to_le_bytes())
+            .entry("split.no", 2, &number.to_le_bytes())
+            .named(name, 0, &[100], 0)
+            .bytes(400);
+        let path = folder
+            .path()
+            .join(format!("m-{:05}-of-00002.gguf", number + 1));
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let first = part(0, "token_embd.weight");
+    let error = read(&first).unwrap_err();
+    assert!(
+        matches!(error, GgufError::Io(_)),
+        "the second is missing: {error}"
+    );
+    let second = part(1, "output.weight");
+    let header = read(&first).unwrap();
+    assert_eq!(header.tensor_bytes, 800);
+    assert_eq!(
+        header.weights().always_bytes,
+        400,
+        "the head, in the second file"
+    );
+    assert_eq!(header.architecture, "llama");
+    let error = read(&second).unwrap_err().to_string();
+    assert!(error.contains("name the first"), "{error}");
 }
 
 #[test]
