@@ -331,6 +331,9 @@ pub struct PagesArgs {
     /// The same as PNG
     #[arg(long, value_name = "FILE")]
     pub png: Option<PathBuf>,
+    /// Also write the distributions of TTFT, gaps and totals, as an HdrHistogram interval log
+    #[arg(long, value_name = "FILE")]
+    pub hlog: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -428,6 +431,9 @@ pub struct ReportArgs {
     /// Result files
     #[arg(required = true)]
     pub files: Vec<PathBuf>,
+    /// Only runs of this verb
+    #[arg(long, value_name = "VERB")]
+    pub verb: Option<String>,
     #[command(flatten)]
     pub slo: SloArgs,
     #[command(flatten)]

@@ -138,7 +138,10 @@ mod tests {
         }
     }
 
-    const TEXT: (u32, &str) = (1, "");
+    const TEXT: (u32, &str) = (
+        1,
+        "e2693a94aa448b3f0a5d0543bac7ed9a49dcb7944766576937ad0912abf57079",
+    );
 
     /// To change the text is to change what figures mean: raise `METHODOLOGY` and add the new text's line.
     #[test]

@@ -1,6 +1,7 @@
 //! What a run leaves behind.
 
 pub mod compared;
+pub mod hlog;
 pub mod html;
 pub mod jsonl;
 pub mod markdown;

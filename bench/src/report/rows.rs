@@ -109,7 +109,7 @@ impl Row {
     /// Streams that one crash interrupts: those in flight over the instances, as many as have a slot.
     #[must_use]
     pub fn blast_radius(&self) -> Option<f64> {
-        let size = self.cell.size?;
+        let size = self.cell.size.filter(|_| !self.cell.cold)?;
         let each = f64::from(self.concurrency()?) / f64::from(size.instances.max(1));
         Some(each.min(f64::from(size.slots)))
     }

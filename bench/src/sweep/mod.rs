@@ -273,6 +273,9 @@ impl<'a> Runner<'a> {
         .await?;
         written?;
         let figures = Figures::of(&samples);
+        self.end_cell(cell, what, running, client, watch, samples)
+            .await?;
+        // Said when it is in the file, and not before.
         self.progress.line(&format!(
             "  {}: {:.1} tok/s, {} of {} done",
             load_words(&arrival),
@@ -280,8 +283,7 @@ impl<'a> Runner<'a> {
             figures.done,
             figures.requests
         ));
-        self.end_cell(cell, what, running, client, watch, samples)
-            .await
+        Ok(())
     }
 
     fn begin_cell(&mut self, what: &Cell) -> Result<u32, BenchError> {

@@ -7,7 +7,7 @@ use crate::cli::{PagesArgs, ReportArgs, SloArgs};
 use crate::error::BenchError;
 use crate::record::{self, Recorded};
 use crate::report::markdown::Slo;
-use crate::report::{self, html, plots, png, svg, words};
+use crate::report::{self, hlog, html, plots, png, svg, words};
 
 impl From<SloArgs> for Slo {
     fn from(args: SloArgs) -> Self {
@@ -23,6 +23,12 @@ pub(super) fn report_verb(args: &ReportArgs) -> Result<(), BenchError> {
     let mut runs: Vec<Recorded> = Vec::new();
     for path in &args.files {
         runs.extend(record::read(path)?);
+    }
+    if let Some(verb) = &args.verb {
+        runs.retain(|recorded| recorded.run.verb == *verb);
+        if runs.is_empty() {
+            return Err(BenchError::Usage(format!("no run of {verb} is in there")));
+        }
     }
     for recorded in &runs {
         say(&report::markdown(recorded, slo));
@@ -46,6 +52,9 @@ pub(super) fn write_pages(
     }
     if let Some(path) = &pages.png {
         write(path, &png::render(&plots::throughput(&cells))?)?;
+    }
+    if let Some(path) = &pages.hlog {
+        write(path, &hlog::log(runs)?)?;
     }
     Ok(())
 }

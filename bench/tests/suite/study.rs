@@ -203,12 +203,12 @@ fn a_ramp_ends_where_the_server_is_saturated() {
         "--url",
         &url,
         "--rate",
-        "3",
+        "8",
         "--ramp",
         "--burstiness",
         "0",
         "--requests",
-        "60",
+        "40",
     ]));
     assert!(text.contains("▲ saturated"), "{text}");
     let verdict = text

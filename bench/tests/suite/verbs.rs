@@ -74,7 +74,7 @@ fn scale_starts_a_server_for_each_size_and_draws_a_plot() {
     ]));
     for size in ["1×3", "2×3"] {
         assert!(
-            text.contains(&format!("| server | {size} | 24/24 |")),
+            text.contains(&format!("| server | {size} | concurrency 16 | 24/24 |")),
             "{text}"
         );
     }
