@@ -17,6 +17,8 @@ pub enum Arrival {
     /// Gamma distributed gaps. `burstiness` is the coefficient of variation of the gaps:
     /// 1 is Poisson, above it come bursts, below it regularity.
     Gamma { per_s: f64, burstiness: f64 },
+    /// As the workload's trace says, `speed` times as fast.
+    Trace { speed: f64 },
 }
 
 impl Arrival {
@@ -31,13 +33,14 @@ impl Arrival {
             Self::Gamma { per_s, burstiness } => {
                 per_s > 0.0 && per_s.is_finite() && burstiness > 0.0 && burstiness.is_finite()
             }
+            Self::Trace { speed } => speed > 0.0 && speed.is_finite(),
         };
         fine.then_some(())
             .ok_or_else(|| BenchError::Usage(format!("{self:?} never sends a request")))
     }
 
     /// The intended starts of `count` requests, microseconds since the run's start, in order.
-    /// None for a closed loop, where each start depends on an end.
+    /// None for a closed loop, where each start depends on an end, and for a trace, which has its own.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -47,7 +50,7 @@ impl Arrival {
     pub fn starts_us(&self, count: usize, seed: u64) -> Option<Vec<u64>> {
         let mut random = Random::new(seed, "arrival");
         let (per_s, mut gap): (f64, Box<dyn FnMut() -> f64>) = match *self {
-            Self::Closed { .. } => return None,
+            Self::Closed { .. } | Self::Trace { .. } => return None,
             Self::Constant { per_s } => (per_s, Box::new(|| 1.0)),
             Self::Poisson { per_s } => (per_s, Box::new(move || random.exponential())),
             Self::Gamma { per_s, burstiness } => {

@@ -6,6 +6,8 @@ use crate::arrival::Arrival;
 use crate::process::Memory;
 use crate::sample::Sample;
 use crate::statistics::{interpolated, mean, median};
+use crate::status::ServerWord;
+use crate::strain::Strain;
 use crate::target::Size;
 
 /// Which cell.
@@ -29,8 +31,27 @@ pub struct Measured {
     /// In the order that the cells ran in.
     pub order: u32,
     pub memory: Option<Memory>,
+    /// What the machine took away meanwhile.
+    pub strain: Option<Strain>,
+    /// What the server said of itself at the end.
+    pub server: Option<ServerWord>,
     #[serde(skip)]
     pub samples: Vec<Sample>,
+}
+
+impl Measured {
+    /// A cell of which only the requests are known.
+    #[must_use]
+    pub fn new(cell: Cell, order: u32, samples: Vec<Sample>) -> Self {
+        Self {
+            cell,
+            order,
+            memory: None,
+            strain: None,
+            server: None,
+            samples,
+        }
+    }
 }
 
 /// The figures of one cell, or of several repeats of it together.
@@ -50,15 +71,21 @@ pub struct Figures {
     /// From sending, the wait in the server's queue taken off, where it is told.
     pub ttft_engine_ms: Vec<f64>,
     pub total_ms: Vec<f64>,
+    /// Normalised latency: intended start to end over output tokens.
+    pub ms_per_token: Vec<f64>,
     pub request_tokens_per_s: Vec<f64>,
     pub late_ms: Vec<f64>,
     pub gap_ms_max: f64,
+    /// Every gap, milliseconds, with the tokens that it stands for.
+    pub gaps: Vec<(f64, f64)>,
     /// Median share of the first-token time that was spent in the queue.
     pub queue_share: Option<f64>,
     pub cached_tokens: Option<u64>,
     pub batch_mean: Option<f64>,
     /// Tokens of some request were counted by events, for want of `usage`.
     pub counted_by_events: bool,
+    /// Answers that the model ended before their bound.
+    pub early: u64,
     /// What went wrong, with how often.
     pub faults: std::collections::BTreeMap<String, u64>,
 }
@@ -98,8 +125,13 @@ impl Figures {
             ttft_sent_ms: all(Sample::ttft_sent_ms),
             ttft_engine_ms: all(Sample::ttft_engine_ms),
             total_ms: all(|sample| Some(sample.total_ms())),
+            ms_per_token: all(Sample::ms_per_token),
             request_tokens_per_s: all(Sample::tokens_per_s),
             late_ms: samples.iter().map(Sample::late_ms).collect(),
+            gaps: done
+                .iter()
+                .flat_map(|sample| sample.weighted_gaps())
+                .collect(),
             gap_ms_max: gaps.max().map_or(0.0, |gap| f64::from(*gap) / 1e3),
             queue_share: median(&all(Sample::queue_share)),
             cached_tokens: (!cached.is_empty()).then(|| cached.iter().sum()),
@@ -107,6 +139,7 @@ impl Figures {
             counted_by_events: done
                 .iter()
                 .any(|sample| sample.counted_by == crate::sample::CountedBy::Events),
+            early: done.iter().filter(|sample| sample.ended_early()).count() as u64,
             faults,
         }
     }
@@ -125,10 +158,13 @@ impl Figures {
             pooled.ttft_sent_ms.extend(&one.ttft_sent_ms);
             pooled.ttft_engine_ms.extend(&one.ttft_engine_ms);
             pooled.total_ms.extend(&one.total_ms);
+            pooled.ms_per_token.extend(&one.ms_per_token);
+            pooled.early += one.early;
             pooled
                 .request_tokens_per_s
                 .extend(&one.request_tokens_per_s);
             pooled.late_ms.extend(&one.late_ms);
+            pooled.gaps.extend(&one.gaps);
             pooled.gap_ms_max = pooled.gap_ms_max.max(one.gap_ms_max);
             pooled.counted_by_events |= one.counted_by_events;
             for (what, count) in &one.faults {

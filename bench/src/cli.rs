@@ -24,15 +24,17 @@ pub enum Verb {
     Sweep(SweepArgs),
     /// K instances under one load: the study's second table
     Scale(ScaleArgs),
-    /// K × slots as a grid
+    /// K × slots × concurrency as a grid, in shuffled order
     Surface(ScaleArgs),
+    /// The study: single, sweep and scale for each engine that is here, beside the study's own tables
+    Study(StudyArgs),
     /// Open loops: requests arrive whether or not the server keeps up
     Load(LoadArgs),
     /// Two servers, run in turn, and whether one is faster
     Compare(CompareArgs),
     /// Read bandwidth of this machine's memory
     Bus(BusArgs),
-    /// Tables (and a plot) of result files
+    /// Tables, plots and the verdict of result files
     Report(ReportArgs),
     /// Reads many streams at next to no cost of its own: what the server can carry
     Flood(FloodArgs),
@@ -43,9 +45,9 @@ pub enum Verb {
 /// Where requests go.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct TargetArgs {
-    /// The server: http://host:port, with or without /v1
-    #[arg(long, default_value = "http://127.0.0.1:8080")]
-    pub url: String,
+    /// The server: http://host:port, with or without /v1 [default: http://127.0.0.1:8080]
+    #[arg(long)]
+    pub url: Option<String>,
     /// Sent as a bearer token
     #[arg(long, env = "DISPATCHER_BENCH_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
@@ -55,12 +57,59 @@ pub struct TargetArgs {
 }
 
 impl TargetArgs {
+    /// As given, or the default.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        self.url.as_deref().unwrap_or("http://127.0.0.1:8080")
+    }
+
     /// The URL, taken apart.
     ///
     /// # Errors
     /// It is no URL that the bench can speak to.
     pub fn endpoint(&self) -> Result<Endpoint, BenchError> {
-        Endpoint::parse(&self.url, self.api_key.clone())
+        Endpoint::parse(self.url(), self.api_key.clone())
+    }
+}
+
+/// How our own server is started.
+#[derive(Clone, Debug, ClapArgs)]
+pub struct ServeArgs {
+    /// Start the dispatcher with this model for each cell, with the cell's instances and slots, instead of using --url
+    #[arg(long, value_name = "MODEL", conflicts_with = "exec")]
+    pub serve: Option<PathBuf>,
+    /// The dispatcher's program [default: the one beside this program, else the one on the path]
+    #[arg(long, value_name = "FILE")]
+    pub dispatcher: Option<PathBuf>,
+    /// Further flags for it, such as "--threads 1"
+    #[arg(long, value_name = "FLAGS", allow_hyphen_values = true)]
+    pub dispatcher_flags: Option<String>,
+}
+
+/// Two numbers with a hyphen between them, or one that is both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub low: u32,
+    pub high: u32,
+}
+
+impl std::str::FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| -> Result<u32, String> {
+            let number = text.trim().parse().map_err(|error| format!("{error}"))?;
+            if number == 0 {
+                return Err("it begins at 1".into());
+            }
+            Ok(number)
+        };
+        let (low, high) = text.split_once('-').unwrap_or((text, text));
+        let (low, high) = (number(low)?, number(high)?);
+        if low > high {
+            return Err(format!("{low} is above {high}"));
+        }
+        Ok(Self { low, high })
     }
 }
 
@@ -170,6 +219,8 @@ pub enum Rules {
 pub struct MatrixArgs {
     #[command(flatten)]
     pub target: TargetArgs,
+    #[command(flatten)]
+    pub serve: ServeArgs,
     /// Start this server for each cell instead of using --url; {port}, {instances} and {slots} stand for the cell's
     #[arg(long, value_name = "COMMAND")]
     pub exec: Option<String>,
@@ -184,15 +235,21 @@ pub struct MatrixArgs {
     /// Runs of each cell [default: 1 by study-v1, 5 by v2 and compare]
     #[arg(long)]
     pub repeats: Option<u32>,
-    /// Tokens of each answer
-    #[arg(long, default_value_t = 256)]
-    pub max_tokens: u32,
+    /// Tokens of each answer; LOW-HIGH draws a bound for each [default: 256, by study --quick 32]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_tokens: Option<Span>,
     /// Answers always have their full length
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Prompts of about so many tokens, all different, instead of the study's twelve
+    /// Prompts of about so many tokens, or LOW-HIGH, all different, instead of the study's twelve
     #[arg(long, value_name = "TOKENS")]
-    pub random_prompts: Option<u32>,
+    pub random_prompts: Option<Span>,
+    /// A text of about so many tokens with a question at its end, each text different
+    #[arg(long, value_name = "TOKENS", conflicts_with_all = ["random_prompts", "trace"])]
+    pub long_context: Option<u32>,
+    /// Requests from a file: a JSON object a line with at_ms, prompt or prompt_tokens, and max_tokens
+    #[arg(long, value_name = "FILE", conflicts_with = "random_prompts")]
+    pub trace: Option<PathBuf>,
     /// With --random-prompts: so many tokens more that all prompts begin with
     #[arg(long, value_name = "TOKENS", requires = "random_prompts")]
     pub shared_prefix: Option<u32>,
@@ -213,6 +270,9 @@ pub struct MatrixArgs {
     /// Raw records are appended to this file
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Go on with a run of --out that was interrupted, if there is one of the same question
+    #[arg(long, requires = "out")]
+    pub resume: bool,
     /// What started servers say is appended to this file
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
@@ -244,17 +304,76 @@ pub struct ScaleArgs {
     #[arg(long, value_delimiter = ',', default_value = "1")]
     pub slots: Vec<u32>,
     /// Requests in flight
-    #[arg(long, default_value_t = 16)]
-    pub concurrency: u32,
+    #[arg(long, value_delimiter = ',', default_value = "16")]
+    pub concurrency: Vec<u32>,
+}
+
+/// What a user calls good.
+#[derive(Clone, Copy, Debug, ClapArgs)]
+pub struct SloArgs {
+    /// A good request has its first token within this, milliseconds
+    #[arg(long, default_value_t = 2_000.0)]
+    pub slo_ttft_ms: f64,
+    /// … and its later tokens at this pace, milliseconds each
+    #[arg(long, default_value_t = 100.0)]
+    pub slo_tpot_ms: f64,
+}
+
+/// Where a report is also written to.
+#[derive(Clone, Debug, Default, ClapArgs)]
+pub struct PagesArgs {
+    /// Also write one page with tables and plots that needs nothing else
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Also draw aggregate tokens per second, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// The same as PNG
+    #[arg(long, value_name = "FILE")]
+    pub png: Option<PathBuf>,
+    /// Also write the distributions of TTFT, gaps and totals, as an HdrHistogram interval log
+    #[arg(long, value_name = "FILE")]
+    pub hlog: Option<PathBuf>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct StudyArgs {
+    #[command(flatten)]
+    pub matrix: MatrixArgs,
+    /// 32 tokens and 4 requests a level, up to 4 in flight: minutes instead of a quarter of an hour, and a contract of its own
+    #[arg(long)]
+    pub quick: bool,
+    /// The model for llama.cpp [default: the only GGUF file in the models directory]
+    #[arg(long, value_name = "FILE")]
+    pub llama: Option<PathBuf>,
+    /// The model for MLX [default: the only model folder in the models directory]
+    #[arg(long, value_name = "FOLDER")]
+    pub mlx: Option<PathBuf>,
+    /// Where both are looked for
+    #[arg(long, value_name = "DIR", default_value = "models")]
+    pub models_dir: PathBuf,
+    /// Slots of the sweep's second line; the first has one, as in the study
+    #[arg(long, default_value_t = 8)]
+    pub slots: u32,
+    /// Sizes K of the scale table
+    #[arg(long, value_delimiter = ',', default_value = "1,2,3")]
+    pub instances: Vec<u32>,
+    #[command(flatten)]
+    pub slo: SloArgs,
+    #[command(flatten)]
+    pub pages: PagesArgs,
 }
 
 #[derive(Debug, ClapArgs)]
 pub struct LoadArgs {
     #[command(flatten)]
     pub matrix: MatrixArgs,
-    /// Arrivals per second
+    /// Arrivals per second; with --trace, how many times as fast as recorded
     #[arg(long, value_delimiter = ',', default_value = "1")]
     pub rate: Vec<f64>,
+    /// Begin at the first rate and raise it by half each time until the server is saturated
+    #[arg(long, conflicts_with = "trace")]
+    pub ramp: bool,
     /// Coefficient of variation of the gaps: 1 is Poisson, 0 is even
     #[arg(long, default_value_t = 1.0)]
     pub burstiness: f64,
@@ -264,12 +383,8 @@ pub struct LoadArgs {
     /// For --exec: {slots}
     #[arg(long, default_value_t = 1)]
     pub slots: u32,
-    /// A good request has its first token within this, milliseconds
-    #[arg(long, default_value_t = 2_000.0)]
-    pub slo_ttft_ms: f64,
-    /// … and its later tokens at this pace, milliseconds each
-    #[arg(long, default_value_t = 100.0)]
-    pub slo_tpot_ms: f64,
+    #[command(flatten)]
+    pub slo: SloArgs,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -280,8 +395,8 @@ pub struct CompareArgs {
     #[arg(long, num_args = 2, value_names = ["A", "B"])]
     pub files: Vec<PathBuf>,
     /// Requests in flight
-    #[arg(long, default_value_t = 8)]
-    pub concurrency: u32,
+    #[arg(long, value_delimiter = ',', default_value = "8")]
+    pub concurrency: Vec<u32>,
     /// For started servers: {instances}
     #[arg(long, default_value_t = 1)]
     pub instances: u32,
@@ -292,13 +407,19 @@ pub struct CompareArgs {
 
 #[derive(Debug, ClapArgs)]
 pub struct BusArgs {
-    /// Threads that read [default: 1, and all cores]
+    /// Threads that read [default: each number up to that of the cores, above 8 each power of two]
     #[arg(long, value_delimiter = ',')]
     pub threads: Vec<usize>,
+    /// Also with so many processes at once, all threads divided among them
+    #[arg(long, value_delimiter = ',', value_name = "K")]
+    pub processes: Vec<usize>,
+    /// Wait for a line on standard input before reading: how processes start together
+    #[arg(long, hide = true)]
+    pub wait: bool,
     /// Size of the array, MiB [default: 4 times the largest cache, at least 512]
     #[arg(long)]
     pub mib: Option<usize>,
-    #[arg(long, default_value_t = 12)]
+    #[arg(long, default_value_t = 20)]
     pub passes: usize,
     /// Print JSON instead of words
     #[arg(long)]
@@ -310,12 +431,32 @@ pub struct ReportArgs {
     /// Result files
     #[arg(required = true)]
     pub files: Vec<PathBuf>,
-    /// Also draw aggregate tokens per second, as SVG, into this file
-    #[arg(long, value_name = "FILE")]
-    pub svg: Option<PathBuf>,
-    /// Limits of a good request in open loops, milliseconds
-    #[arg(long, default_value_t = 2_000.0)]
-    pub slo_ttft_ms: f64,
-    #[arg(long, default_value_t = 100.0)]
-    pub slo_tpot_ms: f64,
+    /// Only runs of this verb
+    #[arg(long, value_name = "VERB")]
+    pub verb: Option<String>,
+    #[command(flatten)]
+    pub slo: SloArgs,
+    #[command(flatten)]
+    pub pages: PagesArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_is_one_number_or_two_in_order() {
+        let span = |text: &str| text.parse::<Span>();
+        assert_eq!(span("7"), Ok(Span { low: 7, high: 7 }));
+        assert_eq!(span("7-9"), Ok(Span { low: 7, high: 9 }));
+        for bad in ["", "0", "9-7", "a", "-", "3-", "0-4"] {
+            assert!(span(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_arguments_hold_together() {
+        use clap::CommandFactory;
+        Args::command().debug_assert();
+    }
 }

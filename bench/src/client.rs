@@ -54,6 +54,8 @@ pub struct Ask {
     pub prompt: u32,
     /// The JSON body.
     pub body: Bytes,
+    /// The bound in it, tokens.
+    pub max_tokens: u32,
 }
 
 type Sender = SendRequest<Full<Bytes>>;
@@ -102,6 +104,7 @@ impl Client {
         mut on_text: impl FnMut(&str),
     ) -> Sample {
         let mut sample = Sample::begin(ask.id, ask.prompt, intended_us, clock.now_us());
+        sample.asked_tokens = Some(ask.max_tokens);
         let mut hash = blake3::Hasher::new();
         let exchange = async {
             let (response, sender) = match self

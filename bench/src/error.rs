@@ -28,6 +28,9 @@ pub enum BenchError {
     /// Two result sets were made under different contracts.
     #[error("compare results of different contracts: {0}")]
     Contract(String),
+    /// Somebody stopped the run; what was measured is kept.
+    #[error("finish: it was interrupted{}", kept(out.as_ref()))]
+    Interrupted { out: Option<PathBuf> },
     /// Anything of the operating system that a run cannot do without.
     #[error("{what}: {source}")]
     System {
@@ -40,7 +43,8 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    /// 64 the caller's arguments, 69 the server under test, 74 files and the system, 1 a promise that was measured broken.
+    /// 64 the caller's arguments, 69 the server under test, 74 files and the system, 1 a promise that was measured
+    /// broken, 130 a run that was interrupted.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -48,6 +52,19 @@ impl BenchError {
             Self::Unreachable { .. } | Self::Target(_) => 69,
             Self::File { .. } | Self::System { .. } => 74,
             Self::Broken(_) => 1,
+            Self::Interrupted { .. } => 130,
         }
     }
+}
+
+fn kept(out: Option<&PathBuf>) -> String {
+    out.map_or_else(
+        || "; without --out nothing of it is kept".into(),
+        |path| {
+            format!(
+                "; what was measured is in {}: the same command with --resume goes on from there",
+                path.display()
+            )
+        },
+    )
 }

@@ -7,6 +7,7 @@
 
 pub mod arrival;
 pub mod bus;
+pub mod ceiling;
 pub mod cell;
 pub mod chaos;
 pub mod chunk;
@@ -19,13 +20,18 @@ pub mod error;
 pub mod flood;
 pub mod host;
 pub mod load;
+pub mod mark;
 pub mod process;
+pub mod progress;
 pub mod random;
 pub mod record;
 pub mod report;
 pub mod sample;
 pub mod sse;
 pub mod statistics;
+pub mod status;
+pub mod steady;
+pub mod strain;
 pub mod sweep;
 pub mod target;
 pub mod verbs;

@@ -64,7 +64,7 @@ pub async fn drive(
                 }
             });
         }
-    } else if let Some(starts) = plan.arrival.starts_us(count, plan.seed) {
+    } else if let Some(starts) = starts_us(plan, workload, count) {
         let run = run.clone();
         tasks.spawn(run.open_loop(starts));
     }
@@ -76,6 +76,14 @@ pub async fn drive(
     }
     samples.sort_by_key(|sample: &Sample| sample.id);
     Ok(samples)
+}
+
+/// When the requests of an open loop are to be sent, microseconds since its start.
+fn starts_us(plan: Plan, workload: &Workload, count: usize) -> Option<Vec<u64>> {
+    if let Arrival::Trace { speed } = plan.arrival {
+        return Some(workload.starts_us(count, speed));
+    }
+    plan.arrival.starts_us(count, plan.seed)
 }
 
 /// Sends `count` warm-up requests, `concurrency` at a time, and returns what came of them.

@@ -12,6 +12,8 @@ use crate::host::Surroundings;
 use crate::process::Memory;
 use crate::report::jsonl;
 use crate::sample::Sample;
+use crate::status::ServerWord;
+use crate::strain::Strain;
 
 /// One line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,12 +21,24 @@ use crate::sample::Sample;
 pub enum Record {
     /// The first of a run; cells below it belong to it.
     Run(Box<Run>),
+    /// A run that was interrupted goes on: cells below belong to the `run`th of this file, counted from 0.
+    Resumed {
+        run: u32,
+        surroundings: Box<Surroundings>,
+    },
     /// A cell begins.
     Cell { cell: u32, what: Cell },
     /// A request of a cell has ended.
     Sample { cell: u32, sample: Box<Sample> },
     /// A cell has ended.
-    CellEnd { cell: u32, memory: Option<Memory> },
+    CellEnd {
+        cell: u32,
+        memory: Option<Memory>,
+        #[serde(default)]
+        strain: Option<Strain>,
+        #[serde(default)]
+        server: Option<Box<ServerWord>>,
+    },
     /// A cell could not be measured.
     CellFailed { cell: u32, reason: String },
 }
@@ -33,6 +47,9 @@ pub enum Record {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     pub verb: String,
+    /// The verb that it was a part of.
+    #[serde(default)]
+    pub suite: Option<String>,
     pub contract: Contract,
     pub contract_hash: String,
     pub surroundings: Surroundings,
@@ -43,6 +60,18 @@ pub struct Run {
     pub seed: u64,
 }
 
+impl Run {
+    /// Whether a run that was interrupted may go on as this one: same question, same rules, same servers.
+    #[must_use]
+    pub fn continues(&self, other: &Self) -> bool {
+        self.verb == other.verb
+            && self.suite == other.suite
+            && self.contract_hash == other.contract_hash
+            && self.arms == other.arms
+            && self.seed == other.seed
+    }
+}
+
 /// A run as its file tells it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recorded {
@@ -50,130 +79,213 @@ pub struct Recorded {
     pub cells: Vec<Measured>,
     pub failures: Vec<String>,
     /// Cells that began and did not end: what they have is shown, and that they lack the rest is told.
-    pub unfinished: usize,
+    pub unfinished: Vec<Cell>,
+    /// The next number that a cell of it may have.
+    pub next_cell: u32,
+}
+
+impl Recorded {
+    fn new(run: Run) -> Self {
+        Self {
+            run,
+            cells: Vec::new(),
+            failures: Vec::new(),
+            unfinished: Vec::new(),
+            next_cell: 0,
+        }
+    }
+
+    /// Whether `cell` was measured to its end.
+    #[must_use]
+    pub fn has(&self, cell: &Cell) -> bool {
+        !self.unfinished.contains(cell) && self.cells.iter().any(|one| one.cell == *cell)
+    }
 }
 
 /// All runs of a file.
 ///
 /// # Errors
-/// It can't be read, or holds no run.
+/// It can't be read, holds no run, or one of rules that this bench does not know.
 pub fn read(path: &Path) -> Result<Vec<Recorded>, BenchError> {
     let contents = jsonl::read::<Record>(path)?;
     let mut runs: Vec<(Recorded, BTreeMap<u32, Measured>)> = Vec::new();
+    let mut current = 0;
     for record in contents.records {
-        if let Record::Run(run) = record {
-            let recorded = Recorded {
-                run: *run,
-                cells: Vec::new(),
-                failures: Vec::new(),
-                unfinished: 0,
-            };
-            runs.push((recorded, BTreeMap::new()));
-            continue;
-        }
-        let Some((recorded, open)) = runs.last_mut() else {
-            continue;
-        };
         match record {
-            Record::Run(_) => {}
-            Record::Cell { cell, what } => {
-                let measured = Measured {
-                    cell: what,
-                    order: cell,
-                    memory: None,
-                    samples: Vec::new(),
-                };
-                open.insert(cell, measured);
+            Record::Run(run) => {
+                run.contract.require_known().map_err(|error| {
+                    BenchError::Contract(format!("{}: {error}", path.display()))
+                })?;
+                current = runs.len();
+                runs.push((Recorded::new(*run), BTreeMap::new()));
             }
-            Record::Sample { cell, sample } => {
-                if let Some(measured) = open.get_mut(&cell) {
-                    measured.samples.push(*sample);
+            Record::Resumed { run, .. } => {
+                current = run as usize;
+                // What failed in the earlier sitting is tried again in this one.
+                if let Some((recorded, _)) = runs.get_mut(current) {
+                    recorded.failures.clear();
                 }
             }
-            Record::CellEnd { cell, memory } => {
-                if let Some(mut measured) = open.remove(&cell) {
-                    measured.memory = memory;
-                    recorded.cells.push(measured);
+            other => {
+                if let Some((recorded, open)) = runs.get_mut(current) {
+                    take(recorded, open, other);
                 }
-            }
-            Record::CellFailed { cell, reason } => {
-                open.remove(&cell);
-                recorded.failures.push(reason);
             }
         }
     }
-    if runs.is_empty() {
-        return Err(BenchError::Usage(format!(
-            "{} holds no run ({} lines are no records)",
-            path.display(),
-            contents.unreadable_lines
-        )));
+    if contents.unreadable_lines > 0 || (runs.is_empty() && contents.cut) {
+        let lines = contents.unreadable_lines;
+        if runs.is_empty() {
+            return Err(BenchError::File {
+                path: path.to_owned(),
+                source: std::io::Error::other("no line of it is a record of a run"),
+            });
+        }
+        if let Some((recorded, _)) = runs.last_mut() {
+            recorded
+                .failures
+                .push(format!("{lines} lines cannot be read and are left out"));
+        }
     }
-    let whole = runs.into_iter().map(|(mut recorded, open)| {
-        let begun = open.into_values().filter(|cell| !cell.samples.is_empty());
-        let before = recorded.cells.len();
-        recorded.cells.extend(begun);
-        recorded.unfinished = recorded.cells.len() - before;
-        recorded.cells.sort_by_key(|cell| cell.order);
-        recorded
-    });
-    Ok(whole.collect())
+    Ok(runs.into_iter().map(close).collect())
+}
+
+fn take(recorded: &mut Recorded, open: &mut BTreeMap<u32, Measured>, record: Record) {
+    match record {
+        Record::Run(_) | Record::Resumed { .. } => {}
+        Record::Cell { cell, what } => {
+            recorded.next_cell = recorded.next_cell.max(cell.saturating_add(1));
+            open.insert(cell, Measured::new(what, cell, Vec::new()));
+        }
+        Record::Sample { cell, sample } => {
+            if let Some(measured) = open.get_mut(&cell) {
+                measured.samples.push(*sample);
+            }
+        }
+        Record::CellEnd {
+            cell,
+            memory,
+            strain,
+            server,
+        } => {
+            if let Some(mut measured) = open.remove(&cell) {
+                measured.memory = memory;
+                measured.strain = strain;
+                measured.server = server.map(|server| *server);
+                recorded.cells.push(measured);
+            }
+        }
+        Record::CellFailed { cell, reason } => {
+            open.remove(&cell);
+            recorded.failures.push(reason);
+        }
+    }
+}
+
+/// A cell that was cut off is shown with what it has, unless it was measured again.
+fn close((mut recorded, open): (Recorded, BTreeMap<u32, Measured>)) -> Recorded {
+    let again = |cut: &Measured| recorded.cells.iter().any(|one| one.cell == cut.cell);
+    let cut: Vec<Measured> = open
+        .into_values()
+        .filter(|cut| !cut.samples.is_empty() && !again(cut))
+        .collect();
+    recorded.unfinished = cut.iter().map(|measured| measured.cell.clone()).collect();
+    recorded.cells.extend(cut);
+    recorded.cells.sort_by_key(|cell| cell.order);
+    recorded
+}
+
+/// Test data: a run of these cells.
+#[cfg(test)]
+pub(crate) fn made(cells: Vec<Measured>) -> Recorded {
+    let workload = crate::workload::Workload::study();
+    let contract = Contract::new("v2", &workload, 16, "none");
+    let run = Run {
+        verb: "compare".into(),
+        suite: None,
+        contract_hash: contract.hash(),
+        contract,
+        surroundings: Surroundings::now(),
+        command: vec!["x".into()],
+        arms: BTreeMap::new(),
+        seed: 1,
+    };
+    Recorded {
+        cells,
+        ..Recorded::new(run)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::arrival::Arrival;
-    use crate::workload::Workload;
 
-    #[test]
-    fn a_run_that_was_killed_still_tells_what_it_had() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("run.jsonl");
-        let contract = Contract::new("v2", &Workload::study(), 16, "none");
-        let mut writer = jsonl::Writer::open(&path).unwrap();
-        let mut append = |record: Record| writer.append(&record).unwrap();
-        append(Record::Run(Box::new(Run {
-            verb: "sweep".into(),
-            contract_hash: contract.hash(),
-            contract,
-            surroundings: Surroundings::now(),
-            command: vec!["x".into()],
-            arms: BTreeMap::new(),
-            seed: 1,
-        })));
-        let what = Cell {
+    fn run() -> Record {
+        Record::Run(Box::new(made(Vec::new()).run))
+    }
+
+    fn what(repeat: u32) -> Cell {
+        Cell {
             arm: "a".into(),
             size: None,
             arrival: Arrival::Closed { concurrency: 1 },
-            repeat: 0,
+            repeat,
             cold: false,
-        };
-        let sample = |cell, id| Record::Sample {
+        }
+    }
+
+    fn sample(cell: u32, id: u64) -> Record {
+        Record::Sample {
             cell,
             sample: Box::new(Sample::begin(id, 0, 0, 1)),
-        };
-        append(Record::Cell {
-            cell: 0,
-            what: what.clone(),
-        });
-        append(sample(0, 0));
-        append(sample(0, 1));
-        append(Record::CellEnd {
-            cell: 0,
+        }
+    }
+
+    fn begin(cell: u32, repeat: u32) -> Record {
+        Record::Cell {
+            cell,
+            what: what(repeat),
+        }
+    }
+
+    fn end(cell: u32) -> Record {
+        Record::CellEnd {
+            cell,
             memory: None,
-        });
-        append(Record::Cell {
-            cell: 1,
-            what: what.clone(),
-        });
-        append(Record::CellFailed {
+            strain: None,
+            server: None,
+        }
+    }
+
+    fn written(records: Vec<Record>) -> Result<Vec<Recorded>, BenchError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.jsonl");
+        let mut writer = jsonl::Writer::open(&path).unwrap();
+        for record in records {
+            writer.append(&record).unwrap();
+        }
+        read(&path)
+    }
+
+    #[test]
+    fn a_run_that_was_killed_still_tells_what_it_had() {
+        let failed = Record::CellFailed {
             cell: 1,
             reason: "no".into(),
-        });
-        append(Record::Cell { cell: 2, what });
-        append(sample(2, 0));
-        let runs = read(&path).unwrap();
+        };
+        let runs = written(vec![
+            run(),
+            begin(0, 0),
+            sample(0, 0),
+            sample(0, 1),
+            end(0),
+            begin(1, 1),
+            failed,
+            begin(2, 2),
+            sample(2, 0),
+        ])
+        .unwrap();
         assert_eq!(runs.len(), 1);
         let lengths: Vec<usize> = runs[0]
             .cells
@@ -181,8 +293,52 @@ mod tests {
             .map(|cell| cell.samples.len())
             .collect();
         assert_eq!(lengths, [2, 1]);
-        assert_eq!((runs[0].unfinished, runs[0].failures.len()), (1, 1));
+        assert_eq!((runs[0].unfinished.len(), runs[0].failures.len()), (1, 1));
+        assert!(runs[0].has(&what(0)) && !runs[0].has(&what(1)) && !runs[0].has(&what(2)));
+    }
+
+    #[test]
+    fn a_resumed_runs_cells_are_its_own_and_a_cut_cell_gives_way_to_its_repetition() {
+        let resumed = Record::Resumed {
+            run: 0,
+            surroundings: Box::new(Surroundings::now()),
+        };
+        let runs = written(vec![
+            run(),
+            begin(0, 0),
+            sample(0, 0),
+            run(),
+            begin(0, 0),
+            sample(0, 0),
+            end(0),
+            resumed,
+            begin(1, 0),
+            sample(1, 0),
+            sample(1, 1),
+            end(1),
+        ])
+        .unwrap();
+        assert_eq!(runs.len(), 2);
+        assert_eq!(
+            (runs[0].cells.len(), runs[0].cells[0].samples.len()),
+            (1, 2)
+        );
+        assert!(runs[0].unfinished.is_empty() && runs[0].next_cell == 2);
+        assert_eq!(runs[1].cells.len(), 1);
+    }
+
+    #[test]
+    fn a_file_without_a_run_or_with_rules_of_a_later_bench_is_refused_with_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.jsonl");
         std::fs::write(&path, "nonsense\n").unwrap();
-        assert!(read(&path).is_err());
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("no line of it"), "{error}");
+        let Record::Run(mut later) = run() else {
+            unreachable!()
+        };
+        later.contract.methodology = 99;
+        let error = written(vec![Record::Run(later)]).unwrap_err().to_string();
+        assert!(error.contains("methodology 99"), "{error}");
     }
 }

@@ -104,6 +104,9 @@ pub struct Sample {
     /// Events with text.
     pub events: u64,
     pub output_tokens: u64,
+    /// The bound that was sent with it.
+    #[serde(default)]
+    pub asked_tokens: Option<u32>,
     pub counted_by: CountedBy,
     pub usage: Option<Usage>,
     pub timings: Option<ServerTimings>,
@@ -131,6 +134,7 @@ impl Sample {
             gaps_us: Vec::new(),
             events: 0,
             output_tokens: 0,
+            asked_tokens: None,
             counted_by: CountedBy::Events,
             usage: None,
             timings: None,
@@ -201,6 +205,35 @@ impl Sample {
         let queue_ms = self.timings.as_ref().and_then(|timings| timings.queue_ms);
         let span_ms = ms(self.sent_us, self.done_us) - queue_ms.unwrap_or(0.0);
         (span_ms > 0.0 && self.output_tokens > 0).then(|| self.output_tokens as f64 / span_ms * 1e3)
+    }
+
+    /// Normalised latency, milliseconds a token: intended start to the end of the stream, over all output tokens.
+    #[must_use]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "token counts are far below 2^52"
+    )]
+    pub fn ms_per_token(&self) -> Option<f64> {
+        (self.output_tokens > 0).then(|| self.total_ms() / self.output_tokens as f64)
+    }
+
+    /// Whether the model ended the answer before the bound that was sent with it.
+    #[must_use]
+    pub fn ended_early(&self) -> bool {
+        self.asked_tokens
+            .is_some_and(|asked| self.output_tokens < u64::from(asked))
+    }
+
+    /// Each gap, milliseconds, with the tokens that it stands for: those that the answer's mean event carried.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "token counts are far below 2^52"
+    )]
+    pub fn weighted_gaps(&self) -> impl Iterator<Item = (f64, f64)> {
+        let tokens = self.output_tokens as f64 / self.events.max(1) as f64;
+        self.gaps_us
+            .iter()
+            .map(move |gap| (f64::from(*gap) / 1e3, tokens))
     }
 
     /// How much later than intended it was sent, milliseconds.

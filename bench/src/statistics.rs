@@ -95,6 +95,21 @@ fn of_sorted(sorted: &[f64], q: f64) -> Option<f64> {
     Some(low + (high - low) * (position - below))
 }
 
+/// The quantile `q` of values that count for their weights: the least value that the values up to it, together,
+/// weigh `q` of all. With equal weights it lies within one order statistic of [`interpolated`].
+#[must_use]
+pub fn weighted(values: &[(f64, f64)], q: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let all: f64 = sorted.iter().map(|(_, weight)| weight).sum();
+    let mut sum = 0.0;
+    let reached = sorted.iter().find(|(_, weight)| {
+        sum += weight;
+        sum >= q * all
+    });
+    reached.or(sorted.last()).map(|(value, _)| *value)
+}
+
 #[must_use]
 pub fn median(values: &[f64]) -> Option<f64> {
     interpolated(values, 0.5)

@@ -95,6 +95,8 @@ impl Launch {
             .stdout(output()?)
             .stderr(output()?)
             .kill_on_drop(true)
+            // A Ctrl-C at the terminal is for the bench, which stops the server itself.
+            .process_group(0)
             .spawn()
             .map_err(|error| failed(error.to_string()))?;
         let endpoint = Endpoint::parse(&format!("http://127.0.0.1:{port}"), self.api_key.clone())?;
@@ -102,7 +104,10 @@ impl Launch {
         let give_up = tokio::time::Instant::now() + self.ready_within;
         loop {
             if let Ok(Some(status)) = child.try_wait() {
-                return Err(failed(format!("it ended ({status}) before it was ready")));
+                let words = self.last_words();
+                return Err(failed(format!(
+                    "it ended ({status}) before it was ready{words}"
+                )));
             }
             if is_ready(&client, size).await {
                 return Ok(Running {
@@ -115,6 +120,23 @@ impl Launch {
             }
             tokio::time::sleep(ASK_EVERY).await;
         }
+    }
+}
+
+impl Launch {
+    /// What the server said last, where it is written down.
+    fn last_words(&self) -> String {
+        let Some(path) = &self.log else {
+            return "; --log FILE keeps what it says".into();
+        };
+        // Only ever a few lines of a server that did not live: reading it whole is no burden.
+        let text = std::fs::read(path).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let last = text.lines().rev().find(|line| !line.trim().is_empty());
+        last.map_or_else(String::new, |line| {
+            let line: String = line.chars().take(300).collect();
+            format!("; it said last: {line}")
+        })
     }
 }
 

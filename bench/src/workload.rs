@@ -1,6 +1,7 @@
 //! What is asked: prompts, output lengths, sampling.
 
 mod prompts;
+mod trace;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -9,6 +10,7 @@ use crate::client::Ask;
 use crate::random::Random;
 
 pub use prompts::{STUDY_PROMPTS, WARM_UP_PROMPTS};
+pub use trace::Entry;
 
 /// How long answers may be, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +66,9 @@ pub struct Workload {
     pub shape: Shape,
     /// Draws output lengths.
     pub seed: u64,
+    /// Of a trace: when each request is to be sent, microseconds since the first, and its own bound.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trace: Vec<Entry>,
 }
 
 impl Workload {
@@ -77,6 +82,7 @@ impl Workload {
             warm_up: owned(&WARM_UP_PROMPTS),
             shape: Shape::study(),
             seed: 0,
+            trace: Vec::new(),
         }
     }
 
@@ -100,6 +106,7 @@ impl Workload {
             warm_up: some("Draft", count.min(32)),
             shape,
             seed,
+            trace: Vec::new(),
         }
     }
 
@@ -122,6 +129,22 @@ impl Workload {
             warm_up: Self::random(4, (shared + own, shared + own), shape.clone(), seed).warm_up,
             shape,
             seed,
+            trace: Vec::new(),
+        }
+    }
+
+    /// A long text of about `tokens` tokens with a question at its end, all different from the first word on:
+    /// nearly all of the work is reading.
+    #[must_use]
+    pub fn long_context(count: usize, tokens: u32, shape: Shape, seed: u64) -> Self {
+        let question = "Which of the words above names a place? Answer in one sentence.";
+        let mut workload = Self::random(count, (tokens, tokens), shape, seed);
+        for prompt in workload.prompts.iter_mut().chain(&mut workload.warm_up) {
+            *prompt = format!("{prompt}. {question}");
+        }
+        Self {
+            name: format!("long-context-{tokens}"),
+            ..workload
         }
     }
 
@@ -137,6 +160,7 @@ impl Workload {
                 id,
                 chat,
             ),
+            max_tokens: self.max_tokens(id),
         }
     }
 
@@ -152,12 +176,17 @@ impl Workload {
                 id,
                 chat,
             ),
+            max_tokens: self.max_tokens(id),
         }
     }
 
     /// Output bound of request `id`, tokens.
     #[must_use]
     pub fn max_tokens(&self, id: u64) -> u32 {
+        let entry = self.trace.get(index_of(id, self.trace.len()));
+        if let Some(tokens) = entry.and_then(|entry| entry.max_tokens) {
+            return tokens;
+        }
         match self.shape.output {
             OutputLength::Fixed { tokens } => tokens,
             OutputLength::Uniform { low, high } => {
@@ -260,6 +289,7 @@ mod tests {
         for workload in [
             Workload::study(),
             Workload::random(64, (8, 16), shape.clone(), 3),
+            Workload::long_context(64, 300, shape.clone(), 3),
             Workload::shared_prefix(64, 30, 5, shape, 3),
         ] {
             let measured: HashSet<&String> = workload.prompts.iter().collect();

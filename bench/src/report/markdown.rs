@@ -2,100 +2,29 @@
 
 use std::fmt::Write;
 
+use super::rows::{Row, load_words, rows};
 use crate::arrival::Arrival;
-use crate::cell::{Cell, Figures, Measured};
-use crate::process::Memory;
+use crate::ceiling;
+use crate::cell::{Figures, Measured};
 use crate::record::Run;
 use crate::statistics::{
-    Quantile, figure, goodput_share, interpolated, median, quantile, samples_needed,
+    Quantile, figure, goodput_share, interpolated, median, quantile, samples_needed, weighted,
 };
+use crate::status::ServerWord;
 
-/// Repeats of one cell.
-#[derive(Debug)]
-pub struct Row {
-    /// Of the first repeat.
-    pub cell: Cell,
-    pub figures: Figures,
-    pub repeats: Vec<Figures>,
-    pub memory: Option<Memory>,
-    /// All repeats' samples.
-    pub samples: Vec<crate::sample::Sample>,
+/// What a user calls good, milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slo {
+    pub ttft_ms: f64,
+    pub tpot_ms: f64,
 }
 
-/// One row for each cell, repeats together, in the order of their first appearance by arm, size and load.
-#[must_use]
-pub fn rows(cells: &[Measured]) -> Vec<Row> {
-    let mut rows: Vec<Row> = Vec::new();
-    for measured in cells {
-        let figures = Figures::of(&measured.samples);
-        let key = |cell: &Cell| (cell.arm.clone(), cell.size, cell.cold);
-        let same = |row: &&mut Row| {
-            key(&row.cell) == key(&measured.cell) && row.cell.arrival == measured.cell.arrival
-        };
-        if let Some(row) = rows.iter_mut().find(same) {
-            row.repeats.push(figures);
-            row.memory = row.memory.max_with(measured.memory);
-            row.samples.extend(measured.samples.iter().cloned());
-        } else {
-            rows.push(Row {
-                cell: measured.cell.clone(),
-                figures: Figures::default(),
-                repeats: vec![figures],
-                memory: measured.memory,
-                samples: measured.samples.clone(),
-            });
+impl Default for Slo {
+    fn default() -> Self {
+        Self {
+            ttft_ms: 2_000.0,
+            tpot_ms: 100.0,
         }
-    }
-    for row in &mut rows {
-        row.figures = Figures::pooled(&row.repeats);
-    }
-    let size = |row: &Row| row.cell.size.map(|size| (size.instances, size.slots));
-    rows.sort_by(|a, b| {
-        let load = load_value(&a.cell.arrival).total_cmp(&load_value(&b.cell.arrival));
-        a.cell
-            .arm
-            .cmp(&b.cell.arm)
-            .then(size(a).cmp(&size(b)))
-            .then(b.cell.cold.cmp(&a.cell.cold))
-            .then(load)
-    });
-    rows
-}
-
-trait MaxWith {
-    fn max_with(self, other: Self) -> Self;
-}
-
-impl MaxWith for Option<Memory> {
-    fn max_with(self, other: Self) -> Self {
-        let (Some(a), Some(b)) = (self, other) else {
-            return self.or(other);
-        };
-        Some(Memory {
-            peak_resident_sum_kib: a.peak_resident_sum_kib.max(b.peak_resident_sum_kib),
-            proportional_sum_kib: a.proportional_sum_kib.max(b.proportional_sum_kib),
-            processes: a.processes.max(b.processes),
-        })
-    }
-}
-
-fn load_value(arrival: &Arrival) -> f64 {
-    match *arrival {
-        Arrival::Closed { concurrency } => f64::from(concurrency),
-        Arrival::Constant { per_s } | Arrival::Poisson { per_s } | Arrival::Gamma { per_s, .. } => {
-            per_s
-        }
-    }
-}
-
-/// A load in few words.
-#[must_use]
-pub fn load_words(arrival: &Arrival) -> String {
-    match arrival {
-        Arrival::Closed { concurrency } => format!("concurrency {concurrency}"),
-        Arrival::Constant { per_s } => format!("{per_s}/s even"),
-        Arrival::Poisson { per_s } => format!("{per_s}/s Poisson"),
-        Arrival::Gamma { per_s, burstiness } => format!("{per_s}/s gamma {burstiness}"),
     }
 }
 
@@ -104,9 +33,13 @@ pub fn load_words(arrival: &Arrival) -> String {
 pub fn heading(run: &Run) -> String {
     let contract = &run.contract;
     let system = &contract.system;
+    let part = run
+        .suite
+        .as_ref()
+        .map_or_else(String::new, |suite| format!("{suite}: "));
     let mut text = format!(
-        "## {} ({}, contract {})\n\n",
-        run.verb, contract.rules, run.contract_hash
+        "## {part}{} ({}, methodology {}, contract {})\n\n",
+        run.verb, contract.rules, contract.methodology, run.contract_hash
     );
     let mut line = |line: std::fmt::Arguments<'_>| {
         // A String takes everything.
@@ -156,24 +89,31 @@ fn p_as_study(values: &[f64], q: f64) -> String {
 
 const DAGGER: &str = "\n† n too small for this percentile; printed because study-v1 does.\n";
 
-fn p50(values: &[f64]) -> String {
-    median(values).map_or_else(|| "-".into(), figure)
+fn or_dash(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".into(), figure)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^52 KiB")]
-fn gb(kib: Option<u64>) -> String {
-    kib.map_or_else(
-        || "-".into(),
-        |kib| format!("{:.2}", kib as f64 * 1_024.0 / 1e9),
-    )
+fn p50(values: &[f64]) -> String {
+    or_dash(median(values))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^52 bytes")]
+fn gb(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "-".into(), |bytes| format!("{:.2}", bytes as f64 / 1e9))
 }
 
 fn peak(row: &Row) -> String {
-    gb(row.memory.and_then(|memory| memory.peak_resident_sum_kib))
+    let peak = row.memory.and_then(|memory| memory.peak_resident_sum_kib);
+    gb(peak.map(|kib| kib << 10))
 }
 
-fn proportional(row: &Row) -> String {
-    gb(row.memory.and_then(|memory| memory.proportional_sum_kib))
+/// Over tokens, of all answers.
+fn gap_p99(figures: &Figures) -> String {
+    let (n, needed) = (figures.gaps.len(), samples_needed(0.99));
+    if n < needed {
+        return Quantile::TooFew { n, needed }.to_string();
+    }
+    or_dash(weighted(&figures.gaps, 0.99))
 }
 
 fn queue_share(figures: &Figures) -> String {
@@ -186,24 +126,49 @@ fn queue_share(figures: &Figures) -> String {
     )
 }
 
+/// By the server's word. Above 100 % it is shown as it is: then a figure is wrong, and hiding it would not mend it.
+fn bus_use(row: &Row) -> String {
+    let share = row.server.as_ref().and_then(ServerWord::bus_use);
+    share.map_or_else(
+        || "-".into(),
+        |share| {
+            let fault = if share > 1.0 {
+                " (accounting fault)"
+            } else {
+                ""
+            };
+            format!("{:.0} %{fault}", share * 100.0)
+        },
+    )
+}
+
+fn cached(figures: &Figures) -> String {
+    figures
+        .cached_tokens
+        .map_or_else(|| "-".into(), |cached| cached.to_string())
+}
+
 fn aggregate(row: &Row) -> String {
     let rate = figure(row.figures.aggregate_tokens_per_s);
-    let mark = if row.figures.counted_by_events {
-        "‡"
-    } else {
-        ""
-    };
+    let mut marks = String::new();
+    if row.figures.counted_by_events {
+        marks.push('‡');
+    }
+    if !row.marks.is_empty() {
+        marks.push('⚠');
+    }
     match Figures::spread(&row.repeats) {
-        Some(spread) => format!("{rate}{mark} ±{:.0} %", spread * 100.0),
-        None => format!("{rate}{mark}"),
+        Some(spread) => format!("{rate}{marks} ±{:.0} %", spread * 100.0),
+        None => format!("{rate}{marks}"),
     }
 }
 
-fn times(row: &Row, base: Option<f64>) -> String {
-    base.filter(|base| *base > 0.0).map_or_else(
-        || "-".into(),
-        |base| format!("{:.2}", row.figures.aggregate_tokens_per_s / base),
-    )
+/// Of what is not marked.
+fn times(row: &Row, base: Option<&Row>) -> String {
+    let ratio = row.rate().zip(base.and_then(Row::rate));
+    ratio
+        .filter(|(_, base)| *base > 0.0)
+        .map_or_else(|| "-".into(), |(rate, base)| format!("{:.2}", rate / base))
 }
 
 fn done(figures: &Figures) -> String {
@@ -217,7 +182,9 @@ fn size(row: &Row) -> String {
     )
 }
 
-fn table(columns: &[&str], lines: &[Vec<String>]) -> String {
+/// A Markdown table.
+#[must_use]
+pub fn table(columns: &[&str], lines: &[Vec<String>]) -> String {
     let mut text = format!(
         "| {} |\n|{}\n",
         columns.join(" | "),
@@ -238,14 +205,27 @@ fn footer(rows: &[Row], failures: &[String]) -> String {
     if rows.iter().any(|row| row.figures.queue_share > Some(0.5)) {
         text.push_str("\n! more than half of the time to first token was spent in the queue: this point shows admission, not the engine.\n");
     }
+    if rows.iter().any(|row| !row.marks.is_empty()) {
+        text.push_str("\n⚠ marked: shown, and left out of ratios and verdicts.\n");
+    }
     for row in rows {
+        let name = format!(
+            "{} {}, {}",
+            row.cell.arm,
+            size(row),
+            load_words(&row.cell.arrival)
+        );
+        for (repeat, mark) in &row.marks {
+            let _ = writeln!(text, "\n⚠ {name}, run {}: {mark}", repeat + 1);
+        }
         for (what, count) in &row.figures.faults {
+            let _ = writeln!(text, "\n{name}: {count} × {what}");
+        }
+        if row.figures.early > 0 {
             let _ = writeln!(
                 text,
-                "\n{} {}, {}: {count} × {what}",
-                row.cell.arm,
-                size(row),
-                load_words(&row.cell.arrival)
+                "\n{name}: {} of {} answers ended before their bound",
+                row.figures.early, row.figures.done
             );
         }
     }
@@ -259,23 +239,22 @@ fn footer(rows: &[Row], failures: &[String]) -> String {
 #[must_use]
 pub fn single(cells: &[Measured], failures: &[String]) -> String {
     let rows = rows(cells);
-    let lines: Vec<Vec<String>> = rows
-        .iter()
-        .map(|row| {
-            let figures = &row.figures;
-            vec![
-                row.cell.arm.clone(),
-                if row.cell.cold { "cold" } else { "warm" }.into(),
-                done(figures),
-                p50(&figures.ttft_sent_ms),
-                p_as_study(&figures.ttft_sent_ms, 0.99),
-                p50(&figures.tpot_ms),
-                aggregate(row),
-                peak(row),
-                proportional(row),
-            ]
-        })
-        .collect();
+    let line = |row: &Row| {
+        let figures = &row.figures;
+        vec![
+            row.cell.arm.clone(),
+            if row.cell.cold { "cold" } else { "warm" }.into(),
+            done(figures),
+            p50(&figures.ttft_sent_ms),
+            p_as_study(&figures.ttft_sent_ms, 0.99),
+            p50(&figures.tpot_ms),
+            aggregate(row),
+            cached(figures),
+            peak(row),
+            gb(row.footprint_bytes()),
+        ]
+    };
+    let lines: Vec<Vec<String>> = rows.iter().map(line).collect();
     let columns = [
         "arm",
         "state",
@@ -284,17 +263,12 @@ pub fn single(cells: &[Measured], failures: &[String]) -> String {
         "TTFT p99 ms",
         "TPOT p50 ms",
         "tok/s",
+        "cached tokens",
         "RSS GB",
-        "PSS GB",
+        "footprint GB",
     ];
-    let dagger = if rows
-        .iter()
-        .any(|row| row.figures.ttft_sent_ms.len() < samples_needed(0.99))
-    {
-        DAGGER
-    } else {
-        ""
-    };
+    let few = |row: &Row| row.figures.ttft_sent_ms.len() < samples_needed(0.99);
+    let dagger = if rows.iter().any(few) { DAGGER } else { "" };
     table(&columns, &lines) + dagger + &footer(&rows, failures)
 }
 
@@ -302,33 +276,33 @@ pub fn single(cells: &[Measured], failures: &[String]) -> String {
 #[must_use]
 pub fn sweep(cells: &[Measured], failures: &[String]) -> String {
     let rows = rows(cells);
-    let lines: Vec<Vec<String>> = rows
-        .iter()
-        .map(|row| {
-            let first = rows.iter().find(|one| {
-                one.cell.arm == row.cell.arm && one.cell.size == row.cell.size && !one.cell.cold
-            });
-            let figures = &row.figures;
-            vec![
-                row.cell.arm.clone(),
-                size(row),
-                if row.cell.cold {
-                    "cold".into()
-                } else {
-                    load_words(&row.cell.arrival)
-                },
-                done(figures),
-                aggregate(row),
-                times(row, first.map(|first| first.figures.aggregate_tokens_per_s)),
-                p50(&figures.tpot_ms),
-                p50(&figures.request_tokens_per_s),
-                p50(&figures.ttft_engine_ms),
-                p50(&figures.ttft_sent_ms),
-                p(&figures.ttft_sent_ms, 0.9),
-                queue_share(figures),
-            ]
-        })
-        .collect();
+    let line = |row: &Row| {
+        let first = rows.iter().find(|one| {
+            one.cell.arm == row.cell.arm && one.cell.size == row.cell.size && !one.cell.cold
+        });
+        let figures = &row.figures;
+        vec![
+            row.cell.arm.clone(),
+            size(row),
+            if row.cell.cold {
+                "cold".into()
+            } else {
+                load_words(&row.cell.arrival)
+            },
+            done(figures),
+            aggregate(row),
+            times(row, first),
+            p50(&figures.tpot_ms),
+            p50(&figures.request_tokens_per_s),
+            p50(&figures.ttft_engine_ms),
+            p50(&figures.ttft_sent_ms),
+            p(&figures.ttft_sent_ms, 0.9),
+            queue_share(figures),
+            or_dash(figures.batch_mean),
+            cached(figures),
+        ]
+    };
+    let lines: Vec<Vec<String>> = rows.iter().map(line).collect();
     let columns = [
         "arm",
         "K×slots",
@@ -342,6 +316,8 @@ pub fn sweep(cells: &[Measured], failures: &[String]) -> String {
         "queue-incl. TTFT p50 ms",
         "p90",
         "queue share",
+        "batch mean",
+        "cached tokens",
     ];
     table(&columns, &lines) + &footer(&rows, failures)
 }
@@ -350,31 +326,40 @@ pub fn sweep(cells: &[Measured], failures: &[String]) -> String {
 #[must_use]
 pub fn scale(cells: &[Measured], failures: &[String]) -> String {
     let rows = rows(cells);
-    let lines: Vec<Vec<String>> = rows
-        .iter()
-        .map(|row| {
-            let first = rows.iter().find(|one| one.cell.arm == row.cell.arm);
-            let figures = &row.figures;
-            vec![
-                row.cell.arm.clone(),
-                size(row),
-                done(figures),
-                aggregate(row),
-                times(row, first.map(|first| first.figures.aggregate_tokens_per_s)),
-                p50(&figures.tpot_ms),
-                p50(&figures.request_tokens_per_s),
-                p50(&figures.ttft_engine_ms),
-                p50(&figures.ttft_sent_ms),
-                queue_share(figures),
-                figures.batch_mean.map_or_else(|| "-".into(), figure),
-                peak(row),
-                proportional(row),
-            ]
-        })
-        .collect();
+    let line = |row: &Row| {
+        let first = rows.iter().find(|one| {
+            one.cell.arm == row.cell.arm && one.cell.arrival == row.cell.arrival && !one.cell.cold
+        });
+        let figures = &row.figures;
+        vec![
+            row.cell.arm.clone(),
+            size(row),
+            if row.cell.cold {
+                "cold".into()
+            } else {
+                load_words(&row.cell.arrival)
+            },
+            done(figures),
+            aggregate(row),
+            times(row, first),
+            p50(&figures.tpot_ms),
+            p50(&figures.request_tokens_per_s),
+            p50(&figures.ttft_engine_ms),
+            p50(&figures.ttft_sent_ms),
+            queue_share(figures),
+            or_dash(figures.batch_mean),
+            bus_use(row),
+            or_dash(ceiling::of_row(row)),
+            or_dash(row.blast_radius()),
+            peak(row),
+            gb(row.footprint_bytes()),
+        ]
+    };
+    let lines: Vec<Vec<String>> = rows.iter().map(line).collect();
     let columns = [
         "arm",
         "K×slots",
+        "load",
         "done",
         "aggregate tok/s",
         "×first",
@@ -384,110 +369,134 @@ pub fn scale(cells: &[Measured], failures: &[String]) -> String {
         "queue-incl. TTFT p50 ms",
         "queue share",
         "batch mean",
+        "bus use",
+        "bus ceiling tok/s",
+        "streams hit per crash",
         "RSS sum GB",
-        "PSS sum GB",
+        "footprint GB",
     ];
     table(&columns, &lines) + &footer(&rows, failures)
 }
 
 /// Open loops: latency from the intended start, and what of it was good.
 #[must_use]
-pub fn load(cells: &[Measured], failures: &[String], ttft_ms_max: f64, tpot_ms_max: f64) -> String {
+pub fn load(cells: &[Measured], failures: &[String], slo: Slo) -> String {
     let rows = rows(cells);
-    let lines: Vec<Vec<String>> = rows
-        .iter()
-        .filter(|row| !row.cell.cold)
-        .map(|row| {
-            let figures = &row.figures;
-            let good = goodput_share(&row.samples, ttft_ms_max, tpot_ms_max);
-            vec![
-                row.cell.arm.clone(),
-                size(row),
-                load_words(&row.cell.arrival),
-                done(figures),
-                aggregate(row),
-                good.map_or_else(|| "-".into(), |good| format!("{:.1} %", good * 100.0)),
-                p50(&figures.ttft_ms),
-                p(&figures.ttft_ms, 0.9),
-                p(&figures.ttft_ms, 0.99),
-                p50(&figures.tpot_ms),
-                p50(&figures.total_ms),
-                p(&figures.total_ms, 0.99),
-                figure(figures.gap_ms_max),
-                interpolated(&figures.late_ms, 1.0).map_or_else(|| "-".into(), figure),
-                queue_share(figures),
-                figures
-                    .cached_tokens
-                    .map_or_else(|| "-".into(), |cached| cached.to_string()),
-            ]
-        })
-        .collect();
+    let line = |row: &Row| {
+        let figures = row.steady.as_ref().unwrap_or(&row.figures);
+        let good = goodput_share(&row.samples, slo.ttft_ms, slo.tpot_ms);
+        vec![
+            row.cell.arm.clone(),
+            size(row),
+            load_words(&row.cell.arrival),
+            done(&row.figures),
+            figures.requests.to_string(),
+            row.keeping.map_or_else(
+                || "-".into(),
+                |keeping| {
+                    let mark = if keeping.saturated { " ▲" } else { "" };
+                    format!("{}{mark}", figure(keeping.served_per_s))
+                },
+            ),
+            aggregate(row),
+            good.map_or_else(|| "-".into(), |good| format!("{:.1} %", good * 100.0)),
+            p50(&figures.ttft_ms),
+            p(&figures.ttft_ms, 0.9),
+            p(&figures.ttft_ms, 0.99),
+            p50(&figures.tpot_ms),
+            p50(&figures.ms_per_token),
+            p50(&figures.total_ms),
+            p(&figures.total_ms, 0.99),
+            gap_p99(figures),
+            figure(figures.gap_ms_max),
+            or_dash(interpolated(&row.figures.late_ms, 1.0)),
+            queue_share(figures),
+            cached(&row.figures),
+        ]
+    };
+    let warm = rows.iter().filter(|row| !row.cell.cold);
+    let lines: Vec<Vec<String>> = warm.map(line).collect();
     let columns = [
         "arm",
         "K×slots",
         "load",
         "done",
+        "steady n",
+        "served/s",
         "tok/s",
         "good",
         "TTFT p50 ms",
         "p90",
         "p99",
         "TPOT p50 ms",
+        "ms per token p50",
         "total p50 ms",
         "p99",
+        "gap p99 ms",
         "max gap ms",
         "max late ms",
         "queue share",
         "cached tokens",
     ];
+    let saturated = |row: &Row| row.keeping.is_some_and(|keeping| keeping.saturated);
+    let triangle = if rows.iter().any(saturated) {
+        "\n▲ saturated: fewer were served than arrived and the backlog grew, or requests were refused. Latencies there depend on how long the run was.\n"
+    } else {
+        ""
+    };
     table(&columns, &lines)
         + &format!(
-            "\nGood: TTFT ≤ {} ms and TPOT ≤ {} ms, of all that were sent; refused and failed ones are not good.\n",
-            figure(ttft_ms_max),
-            figure(tpot_ms_max)
+            "\nGood: TTFT ≤ {} ms and TPOT ≤ {} ms, of all that were sent; refused, failed and timed-out ones are not good. Latencies are those of the steady part: start (MSER-5) and tail are cut off.\n",
+            figure(slo.ttft_ms),
+            figure(slo.tpot_ms)
         )
+        + triangle
         + &footer(&rows, failures)
 }
 
-/// K × slots as a grid of aggregate tokens per second.
+/// K × slots as a grid of aggregate tokens per second, one for each arm and load.
 #[must_use]
 pub fn surface(cells: &[Measured], failures: &[String]) -> String {
     let rows = rows(cells);
-    let mut arms: Vec<&str> = rows.iter().map(|row| row.cell.arm.as_str()).collect();
-    arms.dedup();
+    let warm: Vec<&Row> = rows.iter().filter(|row| !row.cell.cold).collect();
+    let mut grids: Vec<(&str, Arrival)> = Vec::new();
+    for row in &warm {
+        let grid = (row.cell.arm.as_str(), row.cell.arrival);
+        if !grids.contains(&grid) {
+            grids.push(grid);
+        }
+    }
     let mut text = String::new();
-    for arm in arms {
-        let mine: Vec<&Row> = rows
+    for (arm, arrival) in grids {
+        let mine: Vec<&Row> = warm
             .iter()
-            .filter(|row| row.cell.arm == arm && !row.cell.cold)
+            .filter(|row| row.cell.arm == arm && row.cell.arrival == arrival)
+            .copied()
             .collect();
-        let sorted = |of: fn(&Row) -> Option<u32>| -> Vec<u32> {
-            let all: std::collections::BTreeSet<u32> =
-                mine.iter().filter_map(|row| of(row)).collect();
-            all.into_iter().collect()
-        };
-        let instances = sorted(|row| row.cell.size.map(|size| size.instances));
-        let slots = sorted(|row| row.cell.size.map(|size| size.slots));
-        let mut columns = vec![format!("{arm}: K")];
-        columns.extend(slots.iter().map(|slots| format!("{slots} slots")));
-        let lines: Vec<Vec<String>> = instances
-            .iter()
-            .map(|k| {
-                let mut line = vec![k.to_string()];
-                for slots in &slots {
-                    let found = mine.iter().find(|row| {
-                        row.cell
-                            .size
-                            .is_some_and(|size| size.instances == *k && size.slots == *slots)
-                    });
-                    line.push(found.map_or_else(|| "-".into(), |row| aggregate(row)));
-                }
-                line
-            })
-            .collect();
-        let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
-        text += &table(&columns, &lines);
+        text += &grid(&format!("{arm}, {}: K", load_words(&arrival)), &mine);
         text.push('\n');
     }
     text + &footer(&rows, failures)
+}
+
+fn grid(corner: &str, rows: &[&Row]) -> String {
+    let sorted = |of: fn(&Row) -> u32| -> Vec<u32> {
+        let all: std::collections::BTreeSet<u32> = rows.iter().map(|row| of(row)).collect();
+        all.into_iter().collect()
+    };
+    let instances = sorted(|row| row.places().0);
+    let slots = sorted(|row| row.places().1);
+    let mut columns = vec![corner.to_owned()];
+    columns.extend(slots.iter().map(|slots| format!("{slots} slots")));
+    let line = |k: &u32| {
+        let mut line = vec![k.to_string()];
+        for slots in &slots {
+            let found = rows.iter().find(|row| row.places() == (*k, *slots));
+            line.push(found.map_or_else(|| "-".into(), |row| aggregate(row)));
+        }
+        line
+    };
+    let lines: Vec<Vec<String>> = instances.iter().map(line).collect();
+    let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+    table(&columns, &lines)
 }

@@ -1,5 +1,51 @@
 //! What a run leaves behind.
 
+pub mod compared;
+pub mod hlog;
+pub mod html;
 pub mod jsonl;
 pub mod markdown;
+pub mod picture;
+pub mod plots;
+pub mod png;
+pub mod published;
+pub mod rows;
 pub mod svg;
+pub mod words;
+
+use crate::record::Recorded;
+use markdown::Slo;
+
+/// A run as Markdown: what it was, its table, the study's own beside it where it was a part of the study, and
+/// the verdict.
+#[must_use]
+pub fn markdown(recorded: &Recorded, slo: Slo) -> String {
+    let run = &recorded.run;
+    let mut failures = recorded.failures.clone();
+    if !recorded.unfinished.is_empty() {
+        failures.push(format!(
+            "{} cells were cut off; what they have is shown",
+            recorded.unfinished.len()
+        ));
+    }
+    let cells = &recorded.cells;
+    let table = match run.verb.as_str() {
+        "single" => markdown::single(cells, &failures),
+        "scale" => markdown::scale(cells, &failures),
+        "surface" => markdown::surface(cells, &failures) + "\n" + &markdown::scale(cells, &[]),
+        "load" => markdown::load(cells, &failures, slo),
+        _ => markdown::sweep(cells, &failures),
+    };
+    let mut text = markdown::heading(run) + &table;
+    if run.verb == "compare" {
+        text += &compared::of_run(recorded);
+        return text;
+    }
+    if run.suite.as_deref() == Some("study") {
+        text += &published::beside(&run.verb).unwrap_or_default();
+    }
+    for sentence in words::verdict(cells, slo, run.seed) {
+        text += &format!("\n**Verdict.** {sentence}\n");
+    }
+    text
+}

@@ -116,6 +116,19 @@ fn no_quantile_is_told_from_too_few_samples() {
 }
 
 #[test]
+fn weights_count_as_so_many_equal_values() {
+    assert_eq!(
+        weighted(&[(1.0, 1.0), (9.0, 1.0), (5.0, 8.0)], 0.5),
+        Some(5.0)
+    );
+    assert_eq!(weighted(&[(1.0, 9.0), (9.0, 1.0)], 0.9), Some(1.0));
+    assert_eq!(weighted(&[(1.0, 9.0), (9.0, 1.0)], 0.95), Some(9.0));
+    assert_eq!(weighted(&[], 0.5), None);
+    let equal: Vec<(f64, f64)> = (0..101).map(|value| (f64::from(value), 2.0)).collect();
+    assert_eq!(weighted(&equal, 0.5), Some(50.0));
+}
+
+#[test]
 fn equal_seeds_give_equal_intervals() {
     let (a, b) = ([1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 5.0, 8.0]);
     assert_eq!(

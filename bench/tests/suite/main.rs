@@ -4,5 +4,6 @@
 mod chaos;
 mod flood;
 mod measuring;
+mod study;
 mod support;
 mod verbs;

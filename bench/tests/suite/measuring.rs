@@ -79,7 +79,7 @@ fn known_latencies_are_measured_within_a_millisecond_or_a_hundredth() {
             (sample.output_tokens, sample.counted_by),
             (20, CountedBy::Usage)
         );
-        assert_eq!(sample.finish_reason.as_deref(), Some("length"));
+        assert_eq!(sample.finish_reason.as_deref(), Some("stop"));
         assert_eq!(sample.timings.as_ref().unwrap().attempts, Some(1));
     }
     // Twelve prompts in turn: the thirteenth answer is the first again.

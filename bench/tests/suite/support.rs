@@ -31,6 +31,8 @@ pub(crate) struct Script {
     pub(crate) ending: Ending,
     /// The request with this number, and all that come meanwhile, wait so long.
     pub(crate) stall: Option<(u64, Duration)>,
+    /// Like an engine with one slot.
+    pub(crate) one_at_a_time: bool,
 }
 
 impl Default for Script {
@@ -42,6 +44,7 @@ impl Default for Script {
             usage: true,
             ending: Ending::Done,
             stall: None,
+            one_at_a_time: false,
         }
     }
 }
@@ -62,6 +65,7 @@ struct Shared {
     script: Script,
     requests: AtomicU64,
     stalled_until: Mutex<Option<Instant>>,
+    slot: Mutex<()>,
     served: Arc<Mutex<Vec<Served>>>,
 }
 
@@ -78,6 +82,7 @@ fn serve_at(script: Script, port: u16) -> Server {
         script,
         requests: AtomicU64::new(0),
         stalled_until: Mutex::new(None),
+        slot: Mutex::new(()),
         served: Arc::clone(&served),
     });
     std::thread::spawn(move || {
@@ -111,7 +116,12 @@ fn connection(stream: &TcpStream, shared: &Shared) -> std::io::Result<()> {
             drop(until);
             std::thread::sleep(wait.unwrap_or_default());
         }
+        let slot = shared
+            .script
+            .one_at_a_time
+            .then(|| shared.slot.lock().unwrap());
         let tokens = answer(stream, &shared.script, &body)?;
+        drop(slot);
         shared
             .served
             .lock()
@@ -198,7 +208,12 @@ fn answer(
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         due += script.gap;
         let last = token + 1 == script.tokens;
-        let finish = if last { "\"length\"" } else { "null" };
+        let asked = body["max_tokens"].as_u64();
+        let finish = match last {
+            true if asked == Some(u64::from(script.tokens)) => "\"length\"",
+            true => "\"stop\"",
+            false => "null",
+        };
         let timings = if last {
             r#","timings":{"queue_ms":0.5,"attempts":1,"instance":0}"#
         } else {

@@ -7,14 +7,14 @@ use bench::record::{Recorded, read};
 
 use crate::support::{Ending, Script, command, serve};
 
-fn bench(arguments: &[&str]) -> Output {
+pub(crate) fn bench(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_dispatcher-bench"))
         .args(arguments)
         .output()
         .unwrap()
 }
 
-fn table(output: &Output) -> String {
+pub(crate) fn table(output: &Output) -> String {
     assert!(
         output.status.success(),
         "{}",
@@ -74,7 +74,7 @@ fn scale_starts_a_server_for_each_size_and_draws_a_plot() {
     ]));
     for size in ["1×3", "2×3"] {
         assert!(
-            text.contains(&format!("| server | {size} | 24/24 |")),
+            text.contains(&format!("| server | {size} | concurrency 16 | 24/24 |")),
             "{text}"
         );
     }
@@ -236,7 +236,7 @@ fn nothing_to_measure_is_an_error_that_says_why() {
 }
 
 #[test]
-fn the_bus_has_a_figure_for_one_thread_and_for_all() {
+fn the_bus_has_a_figure_for_each_number_of_threads_and_of_processes() {
     let text = table(&bench(&[
         "bus",
         "--mib",
@@ -245,6 +245,9 @@ fn the_bus_has_a_figure_for_one_thread_and_for_all() {
         "2",
         "--threads",
         "1,2",
+        "--processes",
+        "1,3",
     ]));
-    assert_eq!(text.matches("read_gb_per_s best=").count(), 2, "{text}");
+    assert_eq!(text.matches("read_gb_per_s best=").count(), 4, "{text}");
+    assert!(text.contains("processes=3 threads=3 bytes="), "{text}");
 }
