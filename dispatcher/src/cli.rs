@@ -2,6 +2,8 @@
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
 
+use crate::service::Manager;
+
 /// One computer, one LLM server: K isolated workers behind one queue.
 #[derive(Clone, Debug, Default, Parser)]
 #[command(
@@ -166,6 +168,19 @@ pub struct Settings {
     /// `text`, `json`, or `auto`: text on a terminal, JSON elsewhere [default: auto].
     #[arg(long, global = true, value_name = "FORMAT", help_heading = "Process")]
     pub log_format: Option<String>,
+    /// What started this: a mistake in the configuration then must not end in a loop of restarts, and the
+    /// settings come from the file alone.
+    #[arg(
+        long,
+        global = true,
+        value_name = "MANAGER",
+        value_enum,
+        help_heading = "Process"
+    )]
+    pub service_manager: Option<Manager>,
+    /// How long a service manager waits from SIGTERM to SIGKILL; the drain timeout is cut to fit.
+    #[arg(long, global = true, value_name = "TIME", help_heading = "Process")]
+    pub stop_limit: Option<String>,
 
     /// The scripted engine's script, for tests.
     #[arg(long, global = true, value_name = "SPEC", hide = true)]
@@ -204,6 +219,7 @@ impl Settings {
             "worker-grace" => &self.worker_grace,
             "run-dir" => &self.run_dir,
             "worker" => &self.worker,
+            "stop-limit" => &self.stop_limit,
             "log-format" => &self.log_format,
             "scripted" => &self.scripted,
             _ => return None,
@@ -228,8 +244,8 @@ mod tests {
         let command = Args::command();
         for argument in command.get_arguments() {
             let key = argument.get_long().unwrap();
-            // These three are lists, or say where settings are.
-            if ["api-key", "config", "help", "version"].contains(&key) {
+            // These are lists, or say where settings are, or who asks.
+            if ["api-key", "config", "help", "service-manager", "version"].contains(&key) {
                 continue;
             }
             let args = Args::parse_from(["dispatcher", &format!("--{key}"), "17"]);

@@ -141,22 +141,30 @@ impl World {
                 instance,
                 generation,
                 permille,
-            } => Event::LoadProgress {
-                instance,
-                generation,
-                permille,
-            },
+            } => {
+                self.fleet.advanced(instance, generation, permille);
+                Event::LoadProgress {
+                    instance,
+                    generation,
+                    permille,
+                }
+            }
             Input::Warming {
                 instance,
                 generation,
                 done,
                 of,
-            } => Event::WarmProgress {
-                instance,
-                generation,
-                done,
-                of,
-            },
+            } => {
+                let permille = u64::from(done) * 1000 / u64::from(of.max(1));
+                let permille = u32::try_from(permille).unwrap_or(1000);
+                self.fleet.advanced(instance, generation, permille);
+                Event::WarmProgress {
+                    instance,
+                    generation,
+                    done,
+                    of,
+                }
+            }
             Input::Ready {
                 instance,
                 generation,

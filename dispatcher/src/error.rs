@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use crate::config::ConfigError;
 use crate::reload::ReloadError;
+use crate::service::Manager;
 use crate::socket::SocketError;
 
 /// Trying again will not help: `EX_CONFIG` of `sysexits.h`.
@@ -84,6 +85,16 @@ impl RunError {
             },
             Self::Machine { .. } => Fault::Machine,
             Self::Internal(_) => Fault::Internal,
+        }
+    }
+
+    /// The process's exit code for a service manager that started it. launchd starts again whatever
+    /// ends with another code than 0: what will never work must end with it.
+    #[must_use]
+    pub fn exit_code_under(&self, manager: Option<Manager>) -> u8 {
+        match (manager, self.fault()) {
+            (Some(Manager::Launchd), Fault::Configuration) => 0,
+            _ => self.exit_code(),
         }
     }
 

@@ -26,6 +26,8 @@ pub(crate) struct Place {
     pub(crate) live_slots: u32,
     pub(crate) longest_step: Duration,
     pub(crate) footprint: Option<Footprint>,
+    /// How far its worker has come in what it does before it is ready.
+    pub(crate) progress_permille: u32,
     rates: VecDeque<RateSample>,
     tail: Vec<String>,
 }
@@ -141,6 +143,13 @@ impl Fleet {
         self.places
             .get_mut(instance.0 as usize)
             .filter(|place| place.generation == generation)
+    }
+
+    /// Its worker has come so far in what it does before it is ready.
+    pub(crate) fn advanced(&mut self, instance: InstanceId, generation: Generation, permille: u32) {
+        if let Some(place) = self.current(instance, generation) {
+            place.progress_permille = permille;
+        }
     }
 
     fn find(&self, instance: InstanceId, generation: Generation) -> Option<&Place> {

@@ -40,7 +40,7 @@ impl Conductor {
     /// Runs until there are no more signals or the driver is gone.
     pub(crate) async fn conduct(
         self,
-        mut signals: mpsc::Receiver<Input>,
+        signals: &mut mpsc::Receiver<Input>,
         inputs: mpsc::Sender<Input>,
         gateway: Gateway,
     ) {
@@ -110,7 +110,7 @@ mod tests {
         let (inputs, mut driver) = mpsc::channel(8);
         let (_view, view) = watch::channel(Arc::new(View::default()));
         let (gateway, mut commands) = Gateway::new(Clock::start(), view);
-        tokio::spawn(conductor.conduct(signals, inputs, gateway));
+        tokio::spawn(async move { conductor.conduct(&mut { signals }, inputs, gateway).await });
         signal.send(Input::Reload).await.unwrap();
         assert!(matches!(driver.recv().await, Some(Input::Reload)));
         signal.send(Input::Drain).await.unwrap();
@@ -131,7 +131,7 @@ mod tests {
         let (inputs, mut driver) = mpsc::channel(8);
         let (_view, view) = watch::channel(Arc::new(View::default()));
         let (gateway, _commands) = Gateway::new(Clock::start(), view);
-        tokio::spawn(conductor.conduct(signals, inputs, gateway));
+        tokio::spawn(async move { conductor.conduct(&mut { signals }, inputs, gateway).await });
         signal.send(Input::Drain).await.unwrap();
         signal.send(Input::Stop).await.unwrap();
         assert!(matches!(driver.recv().await, Some(Input::Stop)));

@@ -1,12 +1,14 @@
 //! The program `dispatcher`: reads what was typed, acts on it, and exits with a code that says how it went.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{Parser as _, ValueEnum as _};
 use clap::error::ErrorKind;
-use dispatcher::cli::{Args, ConfigVerb, Verb};
+use dispatcher::cli::{Args, ConfigVerb, Settings, Verb};
 use dispatcher::config::{Config, Surroundings};
 use dispatcher::error::{EXIT_CONFIG, RunError};
+use dispatcher::service::Manager;
 
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
@@ -17,7 +19,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             say(&mut std::io::stderr(), &format!("dispatcher: {error}\n"));
-            ExitCode::from(error.exit_code())
+            ExitCode::from(error.exit_code_under(args.settings.service_manager))
         }
     }
 }
@@ -38,9 +40,7 @@ fn act(args: &Args) -> Result<(), RunError> {
             say(&mut std::io::stdout(), &told);
         }
         Some(Verb::Serve) | None => {
-            let config = resolve()?;
-            dispatcher::log::init(config.log_format);
-            dispatcher::run::run(config, args.settings.clone())?;
+            dispatcher::run::run(&args.settings, None)?;
         }
     }
     Ok(())
@@ -52,8 +52,36 @@ fn refuse(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
-        _ => ExitCode::from(EXIT_CONFIG),
+        _ => match started_by(std::env::args_os()) {
+            Some(manager) => refuse_under(manager, error),
+            None => ExitCode::from(EXIT_CONFIG),
+        },
     }
+}
+
+/// A service whose arguments this program does not know (its definition is another version's) may end
+/// in a loop of restarts as little as one whose file is wrong.
+fn refuse_under(manager: Manager, error: &clap::Error) -> ExitCode {
+    let settings = Settings {
+        service_manager: Some(manager),
+        ..Settings::default()
+    };
+    let words = error.to_string();
+    let words = format!(
+        "its service definition does not fit this program, `dispatcher service install` writes it anew: {}",
+        words.lines().next().unwrap_or_default()
+    );
+    match dispatcher::run::run(&settings, Some(words)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => ExitCode::from(error.exit_code_under(Some(manager))),
+    }
+}
+
+/// The service manager that the arguments name, whatever else is wrong with them.
+fn started_by(words: impl Iterator<Item = OsString>) -> Option<Manager> {
+    let words: Vec<String> = words.filter_map(|word| word.into_string().ok()).collect();
+    let after = words.iter().skip_while(|word| *word != "--service-manager").nth(1)?;
+    Manager::from_str(after, false).ok()
 }
 
 /// Prints; a reader that went away (`dispatcher config show | head -1`) is no error.

@@ -135,6 +135,7 @@ fn outcome_word(outcome: &Outcome) -> &'static str {
             Denied::QueueFull { .. } => "queue_full",
             Denied::Draining { .. } => "draining",
             Denied::NoInstance { .. } => "no_instance",
+            Denied::Parked { .. } => "parked",
             Denied::OutOfMemory { .. } => "out_of_memory",
             Denied::QueueTimeout { .. } => "queue_timeout",
             Denied::DeadlineExceeded => "deadline_exceeded",

@@ -22,6 +22,8 @@ pub struct View {
     pub ready: bool,
     /// Why `ready` is false, in words.
     pub not_ready_reason: Option<String>,
+    /// Why no instance is even tried: the configuration cannot work. `None` in all that serves.
+    pub parked: Option<String>,
     pub draining: bool,
     pub instances: Vec<InstanceView>,
     pub queue: QueueView,
@@ -60,6 +62,7 @@ pub(crate) fn compose(
         vocabulary: ready.map(|ready| ready.vocabulary),
         ready: snapshot.ready,
         not_ready_reason: snapshot.not_ready_reason.clone(),
+        parked: None,
         draining: snapshot.draining,
         instances,
         queue: QueueView {
@@ -105,6 +108,7 @@ fn instance(place: &InstanceSnapshot, known: &Place, now: Tick) -> InstanceView 
         build: known.build.clone(),
         slots: place.slots,
         context_tokens: ready.map_or(0, |ready| ready.context_tokens),
+        progress_permille: known.progress_permille,
         running: place.running,
         live_slots: known.live_slots,
         steps: known.steps,
@@ -146,6 +150,8 @@ pub struct InstanceView {
     pub build: Option<String>,
     pub slots: u32,
     pub context_tokens: u32,
+    /// How far it is in `loading` or in `warming`, of 1,000.
+    pub progress_permille: u32,
     /// Requests assigned to it.
     pub running: u32,
     /// From its last `Progress`.

@@ -7,7 +7,7 @@ use super::{ConfigError, value::Parsed};
 use crate::cli::Settings;
 
 /// Every setting's key. A file with any other key is refused.
-pub(super) const KEYS: [&str; 30] = [
+pub(super) const KEYS: [&str; 31] = [
     "engine",
     "model",
     "models-dir",
@@ -37,6 +37,7 @@ pub(super) const KEYS: [&str; 30] = [
     "run-dir",
     "worker",
     "log-format",
+    "stop-limit",
     "scripted",
 ];
 

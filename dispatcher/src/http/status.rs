@@ -19,6 +19,8 @@ struct Status<'a> {
     served_model: &'a str,
     ready: bool,
     not_ready_reason: Option<&'a str>,
+    /// Why nothing is even tried, where the configuration cannot work.
+    parked: Option<&'a str>,
     draining: bool,
     uptime_us: u64,
     context_tokens: Option<u32>,
@@ -56,6 +58,7 @@ fn of<'a>(view: &'a View, served_model: &'a str) -> Status<'a> {
         served_model,
         ready: view.ready,
         not_ready_reason: view.not_ready_reason.as_deref(),
+        parked: view.parked.as_deref(),
         draining: view.draining,
         uptime_us: view.uptime_us,
         context_tokens: view.context_tokens,
