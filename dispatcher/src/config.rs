@@ -21,7 +21,7 @@ mod surroundings;
 mod value;
 
 pub use crate::model::EngineKind;
-pub use layers::{Effective, Source};
+pub use layers::{Effective, KEYS, Source};
 pub use surroundings::Surroundings;
 pub use value::LogFormat;
 
@@ -34,7 +34,7 @@ const SCRIPTED_SLOTS: u32 = 8;
 /// A configuration or key file of more bytes is not one.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// A run directory's path in bytes: a socket's whole path may have 104 on macOS, its name needs the rest.
-const RUN_DIR_BYTES_MAX: usize = 80;
+pub const RUN_DIR_BYTES_MAX: usize = 80;
 /// Of a service manager's time to stop, what drain and workers' end do not get: answers are written
 /// out, files removed.
 pub const STOP_MARGIN: Duration = Duration::from_secs(10);
@@ -470,10 +470,7 @@ struct Demand {
 
 /// A service has its settings from its file: what some shell or session had set when the manager was
 /// started says nothing.
-fn environment<'a>(
-    settings: &Settings,
-    around: &'a Surroundings,
-) -> &'a BTreeMap<String, String> {
+fn environment<'a>(settings: &Settings, around: &'a Surroundings) -> &'a BTreeMap<String, String> {
     static NONE: BTreeMap<String, String> = BTreeMap::new();
     match settings.service_manager {
         Some(_) => &NONE,
@@ -511,7 +508,10 @@ fn config_file(settings: &Settings, around: &Surroundings) -> Result<Option<File
         Some(path) => path,
         None => match environment(settings, around).get("DISPATCHER_CONFIG") {
             Some(path) => path,
-            None => return Ok(None),
+            None => match around.config_path() {
+                path if path.is_file() => &path.to_string_lossy().into_owned(),
+                _ => return Ok(None),
+            },
         },
     };
     let text = read_text(Path::new(path)).map_err(|error| ConfigError::File {

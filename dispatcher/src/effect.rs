@@ -310,7 +310,15 @@ impl World {
                 return None;
             }
             Input::Reloaded(read) => {
-                let config = self.reconfigure.end(*read)?;
+                let count = self.reconfigure.count;
+                let config = self.reconfigure.end(*read);
+                if self.reconfigure.count > count {
+                    self.recorder.event(match &config {
+                        Some(_) => "the configuration was read again".to_owned(),
+                        None => "a new configuration was refused".to_owned(),
+                    });
+                }
+                let config = config?;
                 let socket = self.reconfigure.socket.clone();
                 self.fleet.set_command(worker_command(&config, socket));
                 self.budget.replan(config.plan.as_ref());
@@ -548,6 +556,7 @@ impl World {
             &self.fleet,
             self.budget.view(),
             &self.reconfigure,
+            self.recorder.events(),
             &self.served_model,
             now,
         )

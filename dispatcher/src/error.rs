@@ -7,8 +7,9 @@ use thiserror::Error;
 
 use crate::config::ConfigError;
 use crate::reload::ReloadError;
-use crate::service::Manager;
+use crate::service::{Manager, ServiceError};
 use crate::socket::SocketError;
+use crate::verbs::VerbError;
 
 /// Trying again will not help: `EX_CONFIG` of `sysexits.h`.
 pub const EXIT_CONFIG: u8 = 78;
@@ -48,6 +49,10 @@ pub enum RunError {
     Reload(#[from] ReloadError),
     #[error(transparent)]
     Socket(#[from] SocketError),
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+    #[error(transparent)]
+    Verb(#[from] VerbError),
     #[error("the run directory {directory} cannot be used: {cause}")]
     RunDirectory { directory: String, cause: io::Error },
     /// Every instance failed at its start for a reason that will not go away, and none ever served.
@@ -67,6 +72,8 @@ impl RunError {
     pub fn fault(&self) -> Fault {
         match self {
             Self::Config(_) | Self::Socket(_) | Self::NothingStarts(_) => Fault::Configuration,
+            Self::Service(error) => error.fault(),
+            Self::Verb(error) => error.fault(),
             Self::Reload(error) => match error {
                 ReloadError::NotRunning(_) => Fault::Absence,
                 ReloadError::Refused { .. } => Fault::Configuration,

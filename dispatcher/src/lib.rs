@@ -1,5 +1,6 @@
 //! Takes requests, keeps K workers alive, and matches the two.
 
+pub mod ask;
 mod budget;
 pub mod cli;
 pub mod clock;
@@ -32,4 +33,5 @@ pub mod service;
 pub mod signal;
 pub mod socket;
 pub mod state;
+pub mod verbs;
 pub mod view;

@@ -55,9 +55,14 @@ pub(crate) async fn wait(
     notifier: &mut Notifier,
 ) -> Next {
     let clock = Clock::start();
-    tracing::error!("parked, until SIGHUP has the configuration read again: {}", parked.cause);
+    tracing::error!(
+        "parked, until SIGHUP has the configuration read again: {}",
+        parked.cause
+    );
     // Without them it serves as well: only `dispatcher reload` does not find it.
-    let directory = parked.run_dir.and_then(|path| RunDirectory::open(path).ok());
+    let directory = parked
+        .run_dir
+        .and_then(|path| RunDirectory::open(path).ok());
     let _state = directory.as_ref().and_then(|directory| {
         let address = listener.local_addr().ok()?.to_string();
         let state = State {

@@ -68,10 +68,16 @@ pub fn run(settings: &Settings, refusal: Option<String>) -> Result<(), RunError>
         None => Config::resolve(settings, &Surroundings::probe()),
     };
     let first = read();
-    if inherited.is_none() && let Err(error) = first {
+    if inherited.is_none()
+        && let Err(error) = first
+    {
         return Err(error.into());
     }
-    log::init(first.as_ref().map_or(LogFormat::Auto, |config| config.log_format));
+    log::init(
+        first
+            .as_ref()
+            .map_or(LogFormat::Auto, |config| config.log_format),
+    );
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("dispatcher-io")
@@ -106,7 +112,14 @@ async fn live(
         let refused = match read_last {
             Ok(config) => {
                 let socket = inherited.as_ref().map(again).transpose()?;
-                let served = serve(config, settings, socket, &mut signals, notifier, &mut reloads);
+                let served = serve(
+                    config,
+                    settings,
+                    socket,
+                    &mut signals,
+                    notifier,
+                    &mut reloads,
+                );
                 match served.await {
                     Err(error) if error.fault() == Fault::Configuration => error,
                     ended => return ended,
@@ -213,8 +226,8 @@ async fn serve(
         what: "read the limit of open files",
         cause,
     })?;
-    let (conductor, last_call) = is_inherited.then(handover::last_call).unzip();
-    let conducted = conduct(conductor, signals, inputs.clone(), gateway.clone());
+    let (mut conductor, last_call) = is_inherited.then(handover::last_call).unzip();
+    let conducted = conduct(conductor.as_mut(), signals, inputs.clone(), gateway.clone());
     let front = Front {
         gateway,
         metrics: metrics.clone(),
@@ -233,8 +246,13 @@ async fn serve(
         let _ = http_stopped.await;
     }));
 
-    let reconfigure =
-        Reconfigure::new(settings.clone(), config.clone(), directory.socket(), inputs.clone(), *reloads);
+    let reconfigure = Reconfigure::new(
+        settings.clone(),
+        config.clone(),
+        directory.socket(),
+        inputs.clone(),
+        *reloads,
+    );
     let processes = Processes::new(directory.path(), inputs);
     let fleet = Fleet::new(
         config.instances,
@@ -291,6 +309,9 @@ async fn serve(
     };
 
     drop(state_file);
+    if let Some(conductor) = conductor {
+        conductor.settle().await;
+    }
     let _ = stop_http.send(());
     if tokio::time::timeout(FLUSH, http_task).await.is_err() {
         tracing::warn!("some responses were not written out in time");
@@ -305,7 +326,7 @@ async fn serve(
 
 /// Passes signals on for as long as it is polled.
 async fn conduct(
-    conductor: Option<Conductor>,
+    conductor: Option<&mut Conductor>,
     signals: &mut mpsc::Receiver<Input>,
     inputs: mpsc::Sender<Input>,
     gateway: Gateway,

@@ -28,6 +28,8 @@ pub struct View {
     pub instances: Vec<InstanceView>,
     pub queue: QueueView,
     pub counters: CountersView,
+    /// The newest ones last.
+    pub events: Vec<EventView>,
     /// Reloads that were read, and why the newest one was refused, if it was.
     pub reloads: u64,
     pub last_reload_error: Option<String>,
@@ -43,6 +45,7 @@ pub(crate) fn compose(
     fleet: &Fleet,
     memory: Option<MemoryView>,
     reconfigure: &Reconfigure,
+    events: Vec<EventView>,
     served_model: &str,
     now: Tick,
 ) -> View {
@@ -85,6 +88,7 @@ pub(crate) fn compose(
             stale: counters.stale,
             worker_exits: counters.worker_exits,
         },
+        events,
         reloads: reconfigure.count,
         last_reload_error: reconfigure.last_error.clone(),
         memory,
@@ -170,6 +174,14 @@ pub struct InstanceView {
     /// Decode tokens per second and mean batch over the last seconds.
     pub tokens_per_s: f64,
     pub batch_mean: f64,
+}
+
+/// Something that an operator would want to know of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct EventView {
+    /// Seconds since the Unix epoch.
+    pub at_unix_s: u64,
+    pub words: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

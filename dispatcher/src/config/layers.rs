@@ -7,7 +7,7 @@ use super::{ConfigError, value::Parsed};
 use crate::cli::Settings;
 
 /// Every setting's key. A file with any other key is refused.
-pub(super) const KEYS: [&str; 31] = [
+pub const KEYS: [&str; 31] = [
     "engine",
     "model",
     "models-dir",

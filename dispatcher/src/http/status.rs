@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::App;
-use crate::view::{CountersView, InstanceView, MemoryView, View};
+use crate::view::{CountersView, EventView, InstanceView, MemoryView, View};
 
 /// The view with its durations as numbers. `memory` is null until it is measured; `bus` is null where nothing
 /// measures it.
@@ -28,6 +28,7 @@ struct Status<'a> {
     instances: &'a [InstanceView],
     queue: Queue,
     counters: &'a CountersView,
+    events: &'a [EventView],
     reloads: u64,
     last_reload_error: Option<&'a str>,
     memory: Option<&'a MemoryView>,
@@ -77,6 +78,7 @@ fn of<'a>(view: &'a View, served_model: &'a str) -> Status<'a> {
                 .map(|wait| u64::try_from(wait.as_micros()).unwrap_or(u64::MAX)),
         },
         counters: &view.counters,
+        events: &view.events,
         reloads: view.reloads,
         last_reload_error: view.last_reload_error.as_deref(),
         memory: view.memory.as_ref(),

@@ -116,10 +116,7 @@ fn progress(one: &InstanceView) -> (u64, &'static str, u32) {
 fn is_parked(view: &View) -> bool {
     view.parked.is_some()
         || (!view.instances.is_empty()
-            && view
-                .instances
-                .iter()
-                .all(|one| one.state == "quarantined"))
+            && view.instances.iter().all(|one| one.state == "quarantined"))
 }
 
 fn status(view: &View) -> String {
@@ -185,7 +182,13 @@ mod tests {
         assert_eq!(later, "EXTEND_TIMEOUT_USEC=360000000\n");
         let ready = teller.observe(&view("ready", 0), at(7100));
         assert_eq!(ready, "READY=1\nSTATUS=ready: tiny on 1 of 1 instances\n");
-        assert_eq!(teller.observe(&view("loading", 3), at(9000)).matches("EXT").count(), 0);
+        assert_eq!(
+            teller
+                .observe(&view("loading", 3), at(9000))
+                .matches("EXT")
+                .count(),
+            0
+        );
     }
 
     #[test]
