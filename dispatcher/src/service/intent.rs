@@ -191,7 +191,9 @@ pub(super) fn intent(
         .effective
         .iter()
         .any(|one| one.key == "run-dir" && one.source == ours);
-    let run_dir = (!named)
+    // The system unit may write into its own runtime directory alone, whatever the file says.
+    let confined = owner.manager == Manager::Systemd && owner.scope == Scope::System;
+    let run_dir = (confined || !named)
         .then(|| place::run_directory(owner.manager, owner.scope, &owner.home, owner.uid))
         .flatten();
     let program = std::env::current_exe()
