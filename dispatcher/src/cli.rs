@@ -1,6 +1,12 @@
 //! What the user typed: the command line as text, before anything is decided.
 
+use std::ffi::OsString;
+
 use clap::{Args as ClapArgs, Parser, Subcommand};
+
+use crate::service::{Manager, ServiceVerb};
+use crate::verbs::chat::ChatArgs;
+use crate::verbs::status::StatusArgs;
 
 /// One computer, one LLM server: K isolated workers behind one queue.
 #[derive(Clone, Debug, Default, Parser)]
@@ -8,11 +14,11 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
     name = "dispatcher",
     version,
     after_help = "Every setting may also be given as an environment variable (DISPATCHER_, then the flag's name \
-        in capitals with _ for -; DISPATCHER_CTX_SIZE=2048) or in the file of --config (TOML, the flag's name as \
-        the key; ctx-size = 2048). A flag wins over the environment, the environment over the file, the file over \
+        in capitals with _ for -; DISPATCHER_CTX_SIZE=2048) or in the configuration file (TOML, the flag's name as \
+        the key; ctx-size = 2048; `dispatcher config init` writes one). A flag wins over the environment, the environment over the file, the file over \
         the default. `dispatcher config show` prints what holds and where it came from.\n\n\
         Exit codes: 0 asked to end, and did; 69 no dispatcher runs there; 70 a fault of dispatcher; 71 the machine refused something; \
-        78 what was asked for cannot work, and trying again will not help.",
+        78 what was asked for cannot work, and trying again will not help. NO_COLOR is honoured.",
     disable_help_subcommand = true
 )]
 pub struct Args {
@@ -26,15 +32,47 @@ pub struct Args {
 pub enum Verb {
     /// Serve (the default).
     Serve,
-    /// What the settings come to.
+    /// Talk with the model in this terminal.
+    Chat(ChatArgs),
+    /// How the running dispatcher stands: instances, queue, latency, events.
+    Status(StatusArgs),
+    /// Look at the machine and the installation, and say what to do.
+    Doctor {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Tell the running dispatcher (of `--port` or `--run-dir`) to read its configuration again and to replace its workers.
+    Reload,
+    /// The settings: what they come to, a file to begin with.
     Config {
         #[command(subcommand)]
         verb: ConfigVerb,
     },
-    /// Tell the running dispatcher (of `--port` or `--run-dir`) to read its configuration again and to replace its workers.
-    Reload,
     /// Say what K instances of so many slots would give for a model, from its header and this machine's memory.
     Plan(crate::plan::cli::PlanArgs),
+    /// Run as a service of launchd or systemd.
+    Service {
+        #[command(subcommand)]
+        verb: ServiceVerb,
+    },
+    /// Measure: hands over to dispatcher-bench.
+    #[command(disable_help_flag = true)]
+    Bench {
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "WORDS"
+        )]
+        words: Vec<OsString>,
+    },
+    /// Print completions for a shell.
+    Completions {
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page.
+    Man,
     /// Print the version.
     Version,
 }
@@ -42,13 +80,27 @@ pub enum Verb {
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub enum ConfigVerb {
     /// Check all settings, the model and the memory, and print every value with its source.
-    Show,
+    Show {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// The same look, but say only whether it could serve.
+    Check,
+    /// Write a file with every setting in it, explained and commented out.
+    Init {
+        /// Also over a file that is there.
+        #[arg(long)]
+        force: bool,
+    },
+    /// Print the file's JSON schema, for editors.
+    Schema,
 }
 
 /// Every setting, as typed. Meaning and bounds are `config`'s.
 #[derive(Clone, Debug, Default, ClapArgs)]
 pub struct Settings {
-    /// A TOML file with settings.
+    /// A TOML file with settings [default: dispatcher/dispatcher.toml in the user's configuration directory, if it is there].
     #[arg(long, global = true, value_name = "FILE", help_heading = "Settings")]
     pub config: Option<String>,
 
@@ -171,6 +223,19 @@ pub struct Settings {
     /// `text`, `json`, or `auto`: text on a terminal, JSON elsewhere [default: auto].
     #[arg(long, global = true, value_name = "FORMAT", help_heading = "Process")]
     pub log_format: Option<String>,
+    /// What started this: a mistake in the configuration then must not end in a loop of restarts, and the
+    /// settings come from the file alone.
+    #[arg(
+        long,
+        global = true,
+        value_name = "MANAGER",
+        value_enum,
+        help_heading = "Process"
+    )]
+    pub service_manager: Option<Manager>,
+    /// How long a service manager waits from SIGTERM to SIGKILL; the drain timeout is cut to fit.
+    #[arg(long, global = true, value_name = "TIME", help_heading = "Process")]
+    pub stop_limit: Option<String>,
 
     /// The scripted engine's script, for tests.
     #[arg(long, global = true, value_name = "SPEC", hide = true)]
@@ -178,6 +243,25 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// The first setting that was typed, if any was. Where settings come from is none.
+    #[must_use]
+    pub fn first_typed(&self) -> Option<&'static str> {
+        if !self.api_key.is_empty() {
+            return Some("api-key");
+        }
+        let mut keys = crate::config::KEYS.into_iter();
+        keys.find(|key| self.typed(key).is_some())
+    }
+
+    /// Each setting that was typed, with its text.
+    pub fn all_typed(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let keys = self.api_key.iter().map(|key| ("api-key", key.as_str()));
+        let others = crate::config::KEYS.into_iter();
+        let config = self.config.as_deref().map(|path| ("config", path));
+        keys.chain(others.filter_map(|key| Some((key, self.typed(key)?))))
+            .chain(config)
+    }
+
     /// What was typed for the setting `key`, if anything.
     #[must_use]
     pub fn typed(&self, key: &str) -> Option<&str> {
@@ -210,6 +294,7 @@ impl Settings {
             "worker-grace" => &self.worker_grace,
             "run-dir" => &self.run_dir,
             "worker" => &self.worker,
+            "stop-limit" => &self.stop_limit,
             "log-format" => &self.log_format,
             "scripted" => &self.scripted,
             _ => return None,
@@ -234,8 +319,8 @@ mod tests {
         let command = Args::command();
         for argument in command.get_arguments() {
             let key = argument.get_long().unwrap();
-            // These three are lists, or say where settings are.
-            if ["api-key", "config", "help", "version"].contains(&key) {
+            // These are lists, or say where settings are, or who asks.
+            if ["api-key", "config", "help", "service-manager", "version"].contains(&key) {
                 continue;
             }
             let args = Args::parse_from(["dispatcher", &format!("--{key}"), "17"]);

@@ -1,5 +1,6 @@
 //! What the settings mean: resolved once from flags, environment, file and machine, and validated.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -27,7 +28,7 @@ mod value;
 use crate::model::Engines;
 
 pub use crate::model::EngineKind;
-pub use layers::{Effective, Source};
+pub use layers::{Effective, KEYS, Source};
 pub use sizing::Sizing;
 pub use surroundings::Surroundings;
 pub use value::LogFormat;
@@ -41,7 +42,10 @@ const SCRIPTED_SLOTS: u32 = 8;
 /// A configuration or key file of more bytes is not one.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// A run directory's path in bytes: a socket's whole path may have 104 on macOS, its name needs the rest.
-const RUN_DIR_BYTES_MAX: usize = 80;
+pub const RUN_DIR_BYTES_MAX: usize = 80;
+/// Of a service manager's time to stop, what drain and workers' end do not get: answers are written
+/// out, files removed.
+pub const STOP_MARGIN: Duration = Duration::from_secs(10);
 
 /// What is fixed at the start: sockets, files, the front's and the queue's bounds, the number of places.
 const FIXED: [&str; 12] = [
@@ -202,7 +206,7 @@ impl Config {
         let mut resolver = Resolver {
             layers: Layers {
                 typed: settings,
-                environment: &around.environment,
+                environment: environment(settings, around),
                 file,
             },
             effective: Vec::new(),
@@ -276,6 +280,9 @@ impl Config {
         let stall_after = r.duration("stall-after", limits.stall_min)?;
         let worker_grace = r.duration("worker-grace", limits.worker_grace)?;
 
+        let asked_drain = drain_timeout;
+        let drain_timeout = drain_within_stop_limit(r, asked_drain, worker_grace)?;
+
         let run_dir = run_dir(r, around, port)?;
         let worker = worker(r, around)?;
         let log_format = r.or("log-format", LogFormat::Auto, value::log_format, |format| {
@@ -329,6 +336,15 @@ impl Config {
             notes: Vec::new(),
         };
         config.notes = config.remarks(around.cores, offloaded);
+        if drain_timeout < asked_drain {
+            config.notes.push(format!(
+                "running requests get {} to end, not the {} that were asked for: the service manager \
+                 ends everything after its own limit; `dispatcher service install` takes the drain \
+                 timeout over into it",
+                show_duration(&drain_timeout),
+                show_duration(&asked_drain)
+            ));
+        }
         Ok(config)
     }
 
@@ -343,7 +359,7 @@ impl Config {
         let mut resolver = Resolver {
             layers: Layers {
                 typed: settings,
-                environment: &around.environment,
+                environment: environment(settings, around),
                 file: config_file(settings, around)?,
             },
             effective: Vec::new(),
@@ -518,12 +534,50 @@ impl ModelSize {
     }
 }
 
+/// A service has its settings from its file: what some shell or session had set when the manager was
+/// started says nothing.
+fn environment<'a>(settings: &Settings, around: &'a Surroundings) -> &'a BTreeMap<String, String> {
+    static NONE: BTreeMap<String, String> = BTreeMap::new();
+    match settings.service_manager {
+        Some(_) => &NONE,
+        None => &around.environment,
+    }
+}
+
+/// The drain timeout, or what of it the service manager leaves: after the drain come the workers' end
+/// and ours.
+fn drain_within_stop_limit(
+    r: &mut Resolver<'_>,
+    asked: Duration,
+    worker_grace: Duration,
+) -> Result<Duration, ConfigError> {
+    let Some((limit, source)) = r.layers.get("stop-limit", value::duration)? else {
+        return Ok(asked);
+    };
+    r.record("stop-limit", show_duration(&limit), source);
+    let left = limit
+        .saturating_sub(worker_grace + STOP_MARGIN)
+        .max(Duration::from_millis(1));
+    if left >= asked {
+        return Ok(asked);
+    }
+    let shown = r.effective.iter_mut();
+    for one in shown.filter(|one| one.key == "drain-timeout") {
+        one.value = show_duration(&left);
+        one.source = Source::Derived;
+    }
+    Ok(left)
+}
+
 fn config_file(settings: &Settings, around: &Surroundings) -> Result<Option<File>, ConfigError> {
     let path = match &settings.config {
         Some(path) => path,
-        None => match around.environment.get("DISPATCHER_CONFIG") {
+        None => match environment(settings, around).get("DISPATCHER_CONFIG") {
             Some(path) => path,
-            None => return Ok(None),
+            None => match around.config_path() {
+                path if path.is_file() => &path.to_string_lossy().into_owned(),
+                _ => return Ok(None),
+            },
         },
     };
     let text = read_text(Path::new(path)).map_err(|error| ConfigError::File {

@@ -34,6 +34,37 @@ pub struct CrashRecord {
     pub tail: Vec<String>,
 }
 
+impl CrashRecord {
+    /// Its main facts, for people.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let ago = unix_seconds().saturating_sub(self.at_unix_s);
+        let last = self
+            .tail
+            .last()
+            .map_or(String::new(), |line| format!(": {line}"));
+        format!(
+            "{} ago, instance {}, {}, {}{last}",
+            crate::ask::duration(ago),
+            self.instance,
+            self.cause,
+            self.how()
+        )
+    }
+
+    /// How the process ended.
+    #[must_use]
+    pub fn how(&self) -> String {
+        let how = match (self.signal, self.exit_code) {
+            (Some(signal), _) => format!("signal {signal}"),
+            (None, Some(code)) => format!("exit code {code}"),
+            (None, None) => "unknown end".to_owned(),
+        };
+        let oom = if self.oom { ", out of memory" } else { "" };
+        format!("{how}{oom}")
+    }
+}
+
 /// A folder of crash records.
 #[derive(Clone, Debug)]
 pub struct CrashLog {

@@ -10,6 +10,7 @@ use crate::effect::World;
 use crate::gateway::Command;
 use crate::input::Input;
 use crate::machine::{Dispatch, Event, Tick};
+use crate::service::notifier::Notifier;
 use crate::view::View;
 
 /// Inputs and commands taken in one turn before actions are carried out.
@@ -20,20 +21,22 @@ const PUBLISH_INTERVAL: Duration = Duration::from_millis(10);
 const PUBLISH_IDLE: Duration = Duration::from_millis(250);
 
 /// Owns the machine and all that it acts on.
-pub(crate) struct Driver {
+pub(crate) struct Driver<'a> {
     clock: Clock,
     machine: Dispatch,
     world: World,
     inputs: mpsc::Receiver<Input>,
     commands: mpsc::Receiver<Command>,
     view: watch::Sender<Arc<View>>,
+    /// Told by this loop alone, so that its watchdog watches this loop.
+    notifier: &'a mut Notifier,
     published: Tick,
     dirty: bool,
     /// Why the run is hopeless, once it is.
     hopeless: Option<String>,
 }
 
-impl Driver {
+impl<'a> Driver<'a> {
     pub(crate) fn new(
         clock: Clock,
         machine: Dispatch,
@@ -41,6 +44,7 @@ impl Driver {
         inputs: mpsc::Receiver<Input>,
         commands: mpsc::Receiver<Command>,
         view: watch::Sender<Arc<View>>,
+        notifier: &'a mut Notifier,
     ) -> Self {
         let published = clock.now();
         Self {
@@ -50,6 +54,7 @@ impl Driver {
             inputs,
             commands,
             view,
+            notifier,
             published,
             dirty: true,
             hopeless: None,
@@ -83,6 +88,9 @@ impl Driver {
             let mut idle = true;
             if let Some(input) = input.take().or_else(|| self.inputs.try_recv().ok()) {
                 let now = self.clock.now();
+                if matches!(input, Input::Reload) {
+                    self.notifier.reload();
+                }
                 let event = self.world.observe(input, now);
                 if let Some(policy) = self.world.take_policy() {
                     self.machine.retime(&policy);
@@ -153,8 +161,9 @@ impl Driver {
     fn publish(&mut self) {
         let now = self.clock.now();
         let snapshot = self.machine.snapshot(now);
-        self.view
-            .send_replace(Arc::new(self.world.view(&snapshot, now)));
+        let view = Arc::new(self.world.view(&snapshot, now));
+        self.notifier.observe(&view, now);
+        self.view.send_replace(view);
         if self.hopeless.is_none() {
             self.hopeless = self.world.hopeless(&snapshot);
             if self.hopeless.is_some() {

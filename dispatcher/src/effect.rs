@@ -152,22 +152,30 @@ impl World {
                 instance,
                 generation,
                 permille,
-            } => Event::LoadProgress {
-                instance,
-                generation,
-                permille,
-            },
+            } => {
+                self.fleet.advanced(instance, generation, permille);
+                Event::LoadProgress {
+                    instance,
+                    generation,
+                    permille,
+                }
+            }
             Input::Warming {
                 instance,
                 generation,
                 done,
                 of,
-            } => Event::WarmProgress {
-                instance,
-                generation,
-                done,
-                of,
-            },
+            } => {
+                let permille = u64::from(done) * 1000 / u64::from(of.max(1));
+                let permille = u32::try_from(permille).unwrap_or(1000);
+                self.fleet.advanced(instance, generation, permille);
+                Event::WarmProgress {
+                    instance,
+                    generation,
+                    done,
+                    of,
+                }
+            }
             Input::Ready {
                 instance,
                 generation,
@@ -318,7 +326,15 @@ impl World {
                 return None;
             }
             Input::Reloaded(read) => {
-                let config = self.reconfigure.end(*read)?;
+                let count = self.reconfigure.count;
+                let config = self.reconfigure.end(*read);
+                if self.reconfigure.count > count {
+                    self.recorder.event(match &config {
+                        Some(_) => "the configuration was read again".to_owned(),
+                        None => "a new configuration was refused".to_owned(),
+                    });
+                }
+                let config = config?;
                 let socket = self.reconfigure.socket.clone();
                 self.fleet.set_command(worker_command(&config, socket));
                 self.budget.replan(config.plan.as_ref());
@@ -563,6 +579,7 @@ impl World {
             self.budget.view(),
             &self.reconfigure,
             &self.bus,
+            self.recorder.events(),
             &self.served_model,
             now,
         )

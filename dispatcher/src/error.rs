@@ -8,7 +8,9 @@ use thiserror::Error;
 use crate::config::ConfigError;
 use crate::plan::PlanError;
 use crate::reload::ReloadError;
+use crate::service::{Manager, ServiceError};
 use crate::socket::SocketError;
+use crate::verbs::VerbError;
 
 /// Trying again will not help: `EX_CONFIG` of `sysexits.h`.
 pub const EXIT_CONFIG: u8 = 78;
@@ -50,6 +52,10 @@ pub enum RunError {
     Plan(#[from] PlanError),
     #[error(transparent)]
     Socket(#[from] SocketError),
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+    #[error(transparent)]
+    Verb(#[from] VerbError),
     #[error("the run directory {directory} cannot be used: {cause}")]
     RunDirectory { directory: String, cause: io::Error },
     /// Every instance failed at its start for a reason that will not go away, and none ever served.
@@ -69,6 +75,8 @@ impl RunError {
     pub fn fault(&self) -> Fault {
         match self {
             Self::Config(_) | Self::Socket(_) | Self::NothingStarts(_) => Fault::Configuration,
+            Self::Service(error) => error.fault(),
+            Self::Verb(error) => error.fault(),
             Self::Reload(error) => match error {
                 ReloadError::NotRunning(_) => Fault::Absence,
                 ReloadError::Refused { .. } => Fault::Configuration,
@@ -88,6 +96,16 @@ impl RunError {
             },
             Self::Machine { .. } => Fault::Machine,
             Self::Internal(_) => Fault::Internal,
+        }
+    }
+
+    /// The process's exit code for a service manager that started it. launchd starts again whatever
+    /// ends with another code than 0: what will never work must end with it.
+    #[must_use]
+    pub fn exit_code_under(&self, manager: Option<Manager>) -> u8 {
+        match (manager, self.fault()) {
+            (Some(Manager::Launchd), Fault::Configuration) => 0,
+            _ => self.exit_code(),
         }
     }
 

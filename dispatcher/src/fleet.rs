@@ -29,6 +29,8 @@ pub(crate) struct Place {
     pub(crate) footprint: Option<Footprint>,
     /// The device that its worker was given.
     pub(crate) device: Option<Device>,
+    /// How far its worker has come in what it does before it is ready.
+    pub(crate) progress_permille: u32,
     rates: VecDeque<RateSample>,
     tail: Vec<String>,
 }
@@ -162,6 +164,13 @@ impl Fleet {
         self.places
             .get_mut(instance.0 as usize)
             .filter(|place| place.generation == generation)
+    }
+
+    /// Its worker has come so far in what it does before it is ready.
+    pub(crate) fn advanced(&mut self, instance: InstanceId, generation: Generation, permille: u32) {
+        if let Some(place) = self.current(instance, generation) {
+            place.progress_permille = permille;
+        }
     }
 
     fn find(&self, instance: InstanceId, generation: Generation) -> Option<&Place> {

@@ -7,6 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::gateway::Gateway;
 use crate::input::Input;
+use crate::run::FLUSH;
 
 /// The front's side of a last call.
 #[derive(Debug)]
@@ -20,7 +21,8 @@ pub struct LastCall {
 /// Passes signals on to the driver; the first drain waits for the front.
 #[derive(Debug)]
 pub(crate) struct Conductor {
-    begin: oneshot::Sender<()>,
+    /// `None`: the last call has begun.
+    begin: Option<oneshot::Sender<()>>,
     settled: oneshot::Receiver<()>,
 }
 
@@ -28,7 +30,10 @@ pub(crate) struct Conductor {
 pub(crate) fn last_call() -> (Conductor, LastCall) {
     let (begin, begun) = oneshot::channel();
     let (settle, settled) = oneshot::channel();
-    let conductor = Conductor { begin, settled };
+    let conductor = Conductor {
+        begin: Some(begin),
+        settled,
+    };
     let last_call = LastCall {
         begin: begun,
         settled: settle,
@@ -37,14 +42,28 @@ pub(crate) fn last_call() -> (Conductor, LastCall) {
 }
 
 impl Conductor {
+    fn call(&mut self) {
+        if let Some(begin) = self.begin.take() {
+            let _ = begin.send(());
+        }
+    }
+
+    /// After an end that no signal asked for: what was accepted is answered all the same.
+    pub(crate) async fn settle(mut self) {
+        if self.begin.is_some() {
+            self.call();
+            // The front's own bound is as long; one that is gone has settled.
+            let _ = tokio::time::timeout(FLUSH, &mut self.settled).await;
+        }
+    }
+
     /// Runs until there are no more signals or the driver is gone.
     pub(crate) async fn conduct(
-        self,
-        mut signals: mpsc::Receiver<Input>,
+        &mut self,
+        signals: &mut mpsc::Receiver<Input>,
         inputs: mpsc::Sender<Input>,
         gateway: Gateway,
     ) {
-        let Self { begin, mut settled } = self;
         loop {
             match signals.recv().await {
                 Some(Input::Drain) => break,
@@ -58,13 +77,13 @@ impl Conductor {
         }
         tracing::info!("no connection is accepted any more: they are the successor's");
         // A front that is gone accepts nothing either.
-        let _ = begin.send(());
+        self.call();
         let mut waiting = true;
         while waiting {
             let next = tokio::select! {
                 biased;
                 next = signals.recv() => next,
-                _ = &mut settled => {
+                _ = &mut self.settled => {
                     waiting = false;
                     None
                 }
@@ -105,12 +124,12 @@ mod tests {
 
     #[tokio::test]
     async fn the_pool_drains_after_the_front_has_settled_and_a_second_signal_is_not_held() {
-        let (conductor, last_call) = last_call();
+        let (mut conductor, last_call) = last_call();
         let (signal, signals) = mpsc::channel(8);
         let (inputs, mut driver) = mpsc::channel(8);
         let (_view, view) = watch::channel(Arc::new(View::default()));
         let (gateway, mut commands) = Gateway::new(Clock::start(), view);
-        tokio::spawn(conductor.conduct(signals, inputs, gateway));
+        tokio::spawn(async move { conductor.conduct(&mut { signals }, inputs, gateway).await });
         signal.send(Input::Reload).await.unwrap();
         assert!(matches!(driver.recv().await, Some(Input::Reload)));
         signal.send(Input::Drain).await.unwrap();
@@ -126,12 +145,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_second_signal_does_not_wait_for_the_front() {
-        let (conductor, _last_call) = last_call();
+        let (mut conductor, _last_call) = last_call();
         let (signal, signals) = mpsc::channel(8);
         let (inputs, mut driver) = mpsc::channel(8);
         let (_view, view) = watch::channel(Arc::new(View::default()));
         let (gateway, _commands) = Gateway::new(Clock::start(), view);
-        tokio::spawn(conductor.conduct(signals, inputs, gateway));
+        tokio::spawn(async move { conductor.conduct(&mut { signals }, inputs, gateway).await });
         signal.send(Input::Drain).await.unwrap();
         signal.send(Input::Stop).await.unwrap();
         assert!(matches!(driver.recv().await, Some(Input::Stop)));

@@ -1,5 +1,6 @@
 //! Takes requests, keeps K workers alive, and matches the two.
 
+pub mod ask;
 mod budget;
 pub mod bus;
 pub mod cli;
@@ -23,6 +24,7 @@ pub mod machine;
 pub mod memory;
 pub mod metrics;
 pub mod model;
+mod parked;
 pub mod plan;
 pub mod process;
 mod reconfigure;
@@ -30,8 +32,10 @@ mod record;
 pub mod relay;
 pub mod reload;
 pub mod run;
+pub mod service;
 mod sharing;
 pub mod signal;
 pub mod socket;
 pub mod state;
+pub mod verbs;
 pub mod view;

@@ -28,11 +28,13 @@ pub(crate) struct Reconfigure {
 }
 
 impl Reconfigure {
+    /// `count`: reloads that this process read before.
     pub(crate) fn new(
         settings: Settings,
         started: Config,
         socket: PathBuf,
         inputs: mpsc::Sender<Input>,
+        count: u64,
     ) -> Self {
         Self {
             settings: Arc::new(settings),
@@ -41,7 +43,7 @@ impl Reconfigure {
             inputs,
             reading: false,
             again: false,
-            count: 0,
+            count,
             last_error: None,
         }
     }

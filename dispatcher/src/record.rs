@@ -1,24 +1,51 @@
 //! Where measurements go: metrics, log lines, crash records. Never prompt text.
 
+use std::collections::VecDeque;
+
 use crate::crash::{CrashLog, CrashRecord, unix_seconds};
 use crate::fleet::PostMortem;
 use crate::machine::Outcome;
 use crate::machine::event::ExitStatus;
 use crate::machine::measurement::{ExitCause, Measurement, RequestRecord};
 use crate::metrics::Metrics;
+use crate::view::EventView;
+
+/// Events kept for `/status`.
+const EVENTS_MAX: usize = 32;
 
 /// Takes what the machine measured to where people look.
 pub(crate) struct Recorder {
     metrics: Metrics,
     crashes: CrashLog,
+    events: VecDeque<EventView>,
 }
 
 impl Recorder {
     pub(crate) fn new(metrics: Metrics, crashes: CrashLog) -> Self {
-        Self { metrics, crashes }
+        Self {
+            metrics,
+            crashes,
+            events: VecDeque::new(),
+        }
     }
 
-    pub(crate) fn record(&self, measurement: &Measurement) {
+    /// Keeps something that an operator would want to know of.
+    pub(crate) fn event(&mut self, words: String) {
+        if self.events.len() >= EVENTS_MAX {
+            self.events.pop_front();
+        }
+        self.events.push_back(EventView {
+            at_unix_s: unix_seconds(),
+            words,
+        });
+    }
+
+    /// The newest ones last.
+    pub(crate) fn events(&self) -> Vec<EventView> {
+        self.events.iter().cloned().collect()
+    }
+
+    pub(crate) fn record(&mut self, measurement: &Measurement) {
         self.metrics.record(measurement);
         match measurement {
             Measurement::Request(record) => log_request(record),
@@ -28,12 +55,17 @@ impl Recorder {
                 state,
             } => {
                 tracing::info!(%instance, %generation, state, "instance");
+                if matches!(*state, "ready" | "backoff" | "quarantined") {
+                    self.event(format!("instance {instance} is {state}"));
+                }
             }
             Measurement::Failover { request, tokens } => {
                 tracing::warn!(%request, tokens, "request goes on elsewhere");
+                self.event(format!("a request went on elsewhere after {tokens} tokens"));
             }
             Measurement::FingerprintQuarantined { request } => {
                 tracing::error!(%request, "two engines died of this request: its prompt is quarantined");
+                self.event("two engines died of one request: its prompt is quarantined".to_owned());
             }
             Measurement::WorkerExit { .. } | Measurement::Stale => {}
         }
@@ -89,6 +121,11 @@ impl Recorder {
             fingerprints,
             tail: post_mortem.tail,
         };
+        self.event(format!(
+            "the worker of instance {instance} died ({}): {}",
+            record.cause,
+            record.how()
+        ));
         if let Err(error) = self.crashes.write(&record) {
             // A full disk must not take the server with it.
             tracing::error!(%error, "failed to write the crash record");
@@ -135,6 +172,7 @@ fn outcome_word(outcome: &Outcome) -> &'static str {
             Denied::QueueFull { .. } => "queue_full",
             Denied::Draining { .. } => "draining",
             Denied::NoInstance { .. } => "no_instance",
+            Denied::Parked { .. } => "parked",
             Denied::OutOfMemory { .. } => "out_of_memory",
             Denied::QueueTimeout { .. } => "queue_timeout",
             Denied::DeadlineExceeded => "deadline_exceeded",

@@ -1,26 +1,20 @@
 //! `dispatcher reload`: finds the running dispatcher, tells it to reload, and says what became of it.
 
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
 use thiserror::Error;
 
-use crate::link::RunDirectory;
-use crate::state::{State, StateFile};
+use crate::ask;
+use crate::state::State;
 
 /// How long the dispatcher may take to read its configuration. A model's header may be on a slow disk.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks at `/status`.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Of one look.
-const LOOK: Duration = Duration::from_secs(5);
-/// A status of more bytes is not one.
-const STATUS_BYTES_MAX: u64 = 4 << 20;
 
 /// Why nothing was reloaded.
 #[derive(Debug, Error)]
@@ -41,12 +35,7 @@ pub enum ReloadError {
 /// Where none runs there, it cannot be told, or it refused the new configuration.
 pub fn reload(run_directory: &Path) -> Result<String, ReloadError> {
     let missing = || ReloadError::NotRunning(run_directory.display().to_string());
-    // The state file of a killed dispatcher stays, and its pid may be another process's by now; the
-    // lock does not stay.
-    if !RunDirectory::is_in_use(run_directory) {
-        return Err(missing());
-    }
-    let state = StateFile::read(run_directory).map_err(|_| missing())?;
+    let state = ask::running(run_directory).ok_or_else(missing)?;
     let silent = |cause| ReloadError::Silent {
         pid: state.pid,
         cause,
@@ -87,39 +76,17 @@ struct Reloads {
 }
 
 fn reloads(state: &State) -> io::Result<Reloads> {
-    let address: SocketAddr = state.address.parse().map_err(io::Error::other)?;
-    let mut stream = TcpStream::connect_timeout(&reachable(address), LOOK)?;
-    stream.set_read_timeout(Some(LOOK))?;
-    stream.set_write_timeout(Some(LOOK))?;
-    // HTTP/1.0 has no chunks: the body is all that follows the head.
-    stream.write_all(b"GET /status HTTP/1.0\r\n\r\n")?;
-    let mut answer = Vec::new();
-    stream.take(STATUS_BYTES_MAX).read_to_end(&mut answer)?;
-    parse(&answer).ok_or_else(|| io::Error::other("its answer is not a status"))
-}
-
-fn parse(answer: &[u8]) -> Option<Reloads> {
-    let body = answer.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
-    let status: Value = serde_json::from_slice(&answer[body..]).ok()?;
-    Some(Reloads {
-        count: status["reloads"].as_u64()?,
+    let status = ask::status(&state.address)?;
+    Ok(Reloads {
+        count: status["reloads"].as_u64().unwrap_or_default(),
         error: status["last_reload_error"].as_str().map(str::to_owned),
     })
-}
-
-/// Where a server on `address` is reached from its own machine.
-fn reachable(address: SocketAddr) -> SocketAddr {
-    let ip = match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    SocketAddr::new(ip, address.port())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::StateFile;
 
     #[test]
     fn where_no_dispatcher_runs_nobody_is_signalled() {
@@ -135,27 +102,5 @@ mod tests {
         let _file = StateFile::write(folder.path(), &state).unwrap();
         let error = reload(folder.path()).unwrap_err();
         assert!(matches!(error, ReloadError::NotRunning(_)), "{error}");
-    }
-
-    #[test]
-    fn an_answer_that_is_no_status_is_not_taken_for_one() {
-        let good = b"HTTP/1.0 200 OK\r\n\r\n{\"reloads\":2,\"last_reload_error\":null}";
-        assert_eq!(parse(good).map(|one| one.count), Some(2));
-        for bad in [
-            &b""[..],
-            b"HTTP/1.0 200 OK\r\n\r\n",
-            b"x\r\n\r\n[1]",
-            b"x\r\n\r\n{}",
-        ] {
-            assert!(parse(bad).is_none());
-        }
-    }
-
-    #[test]
-    fn a_server_on_all_addresses_is_asked_on_its_own_machine() {
-        let at = |text: &str| reachable(text.parse().unwrap()).to_string();
-        assert_eq!(at("0.0.0.0:80"), "127.0.0.1:80");
-        assert_eq!(at("[::]:80"), "[::1]:80");
-        assert_eq!(at("10.0.0.1:80"), "10.0.0.1:80");
     }
 }

@@ -1,5 +1,6 @@
 //! Puts the parts together and runs them until the dispatcher is told to end.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,37 +18,40 @@ use crate::bus::watch::Measuring;
 use crate::bus::{Learned, Machine, StepTimes, Store};
 use crate::cli::Settings;
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::{Config, ConfigError, LogFormat, Surroundings};
 use crate::crash::CrashLog;
 use crate::descriptors::{self, Connections};
 use crate::devices;
 use crate::driver::Driver;
 use crate::effect::{Bus, World, inputs};
-use crate::error::RunError;
+use crate::error::{Fault, RunError};
 use crate::fleet::{CommandOf, Fleet};
 use crate::gateway::Gateway;
-use crate::handover;
+use crate::handover::{self, Conductor};
 use crate::http::{self, Front, FrontConfig};
 use crate::input::Input;
 use crate::ledger::Ledger;
 use crate::link::{Context, DirectoryError, Expectations, Listener, RunDirectory};
+use crate::log;
 use crate::machine::Dispatch;
 use crate::memory::{self, watch::Watch};
 use crate::metrics::Metrics;
 use crate::model::EngineKind;
 use crate::plan::ModelFacts;
 use crate::plan::calibration::{self, Calibrations};
+use crate::parked::{self, Next, Parked};
 use crate::process::sweep::sweep;
 use crate::process::{Processes, WorkerCommand};
 use crate::reconfigure::Reconfigure;
 use crate::record::Recorder;
+use crate::service::notifier::Notifier;
 use crate::signal;
 use crate::socket::{self, SocketError};
 use crate::state::{State, StateFile};
 use crate::view::View;
 
 /// After the driver's end, how long responses may take to be written out.
-const FLUSH: Duration = Duration::from_secs(5);
+pub(crate) const FLUSH: Duration = Duration::from_secs(5);
 /// Connections that the kernel may hold until they are accepted; it lowers this to its own bound.
 const BACKLOG: u32 = 4096;
 /// Signals that may wait to be acted on.
@@ -55,15 +59,33 @@ const SIGNALS_MAX: usize = 8;
 /// Version and commit, for people.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");
 
-/// Serves as `config` says, which came from `settings`, until a signal ends it. Blocks the calling thread, which spawns the
+/// Serves as `settings` mean until a signal ends it. `refusal`: why what was typed cannot be
+/// understood, which no reading of a file can mend. Blocks the calling thread, which spawns the
 /// workers: they die with it.
 ///
 /// # Errors
 ///
-/// Where it could not start, or where no instance ever could.
-pub fn run(config: Config, settings: Settings) -> Result<(), RunError> {
-    // First of all: it reads the environment, which no other thread may do meanwhile.
+/// Where it could not start, or where no instance ever could. With a socket that outlives this process
+/// a configuration that cannot work is no such error: see [`crate::parked`].
+pub fn run(settings: &Settings, refusal: Option<String>) -> Result<(), RunError> {
+    // First of all: they read the environment, which no other thread may do meanwhile.
     let inherited = socket::inherited()?;
+    let mut notifier = Notifier::from_environment();
+    let read = || match &refusal {
+        Some(words) => Err(ConfigError::Conflict(words.clone())),
+        None => Config::resolve(settings, &Surroundings::probe()),
+    };
+    let first = read();
+    if inherited.is_none()
+        && let Err(error) = first
+    {
+        return Err(error.into());
+    }
+    log::init(
+        first
+            .as_ref()
+            .map_or(LogFormat::Auto, |config| config.log_format),
+    );
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("dispatcher-io")
@@ -72,15 +94,75 @@ pub fn run(config: Config, settings: Settings) -> Result<(), RunError> {
             what: "start the runtime",
             cause,
         })?;
-    let result = runtime.block_on(serve(config, settings, inherited));
+    let result = runtime.block_on(live(first, read, settings, inherited, &mut notifier));
     runtime.shutdown_timeout(FLUSH);
     result
 }
 
+/// Serves, and where what is configured cannot work waits for a configuration that can.
+async fn live(
+    first: Result<Config, ConfigError>,
+    read: impl Fn() -> Result<Config, ConfigError>,
+    settings: &Settings,
+    inherited: Option<std::net::TcpListener>,
+    notifier: &mut Notifier,
+) -> Result<(), RunError> {
+    let (signal_sender, mut signals) = mpsc::channel(SIGNALS_MAX);
+    // Once for the life of the process: a signal between two stretches of serving is not lost.
+    let _listening = signal::listen(signal_sender).map_err(|cause| RunError::Machine {
+        what: "listen for signals",
+        cause,
+    })?;
+    let mut read_last = first;
+    let mut reloads = 0;
+    loop {
+        let again = |socket: &std::net::TcpListener| socket.try_clone().map_err(SocketError::from);
+        let refused = match read_last {
+            Ok(config) => {
+                let socket = inherited.as_ref().map(again).transpose()?;
+                let served = serve(
+                    config,
+                    settings,
+                    socket,
+                    &mut signals,
+                    notifier,
+                    &mut reloads,
+                );
+                match served.await {
+                    Err(error) if error.fault() == Fault::Configuration => error,
+                    ended => return ended,
+                }
+            }
+            Err(error) => error.into(),
+        };
+        let Some(socket) = &inherited else {
+            return Err(refused);
+        };
+        let listener = TcpListener::from_std(again(socket)?).map_err(SocketError::from)?;
+        let run_dir = Config::run_directory(settings, &Surroundings::probe()).ok();
+        let parked = Parked {
+            cause: refused.to_string(),
+            reloads,
+            run_dir: run_dir.as_deref(),
+        };
+        match parked::wait(listener, parked, &mut signals, notifier).await {
+            Next::End => return Ok(()),
+            Next::ReadAgain => {
+                reloads += 1;
+                // Nothing else runs on this thread now that could wait for it.
+                read_last = read();
+            }
+        }
+    }
+}
+
 async fn serve(
     config: Config,
-    settings: Settings,
+    settings: &Settings,
     inherited: Option<std::net::TcpListener>,
+    signals: &mut mpsc::Receiver<Input>,
+    notifier: &mut Notifier,
+    reloads: &mut u64,
 ) -> Result<(), RunError> {
     let clock = Clock::start();
     for note in &config.notes {
@@ -131,18 +213,8 @@ async fn serve(
         }),
         build: BUILD.to_owned(),
     }));
-    let (signal_sender, signal_receiver) = mpsc::channel(SIGNALS_MAX);
-    let signals = signal::listen(if is_inherited {
-        signal_sender
-    } else {
-        inputs.clone()
-    })
-    .map_err(|cause| RunError::Machine {
-        what: "listen for signals",
-        cause,
-    })?;
-
     let (view_sender, view) = watch::channel(Arc::new(View::default()));
+    let reloads_read = view.clone();
     let watch = Watch {
         view: view.clone(),
         inputs: inputs.clone(),
@@ -168,11 +240,8 @@ async fn serve(
         what: "read the limit of open files",
         cause,
     })?;
-    let last_call = is_inherited.then(|| {
-        let (conductor, last_call) = handover::last_call();
-        tokio::spawn(conductor.conduct(signal_receiver, inputs.clone(), gateway.clone()));
-        last_call
-    });
+    let (mut conductor, last_call) = is_inherited.then(handover::last_call).unzip();
+    let conducted = conduct(conductor.as_mut(), signals, inputs.clone(), gateway.clone());
     let front = Front {
         gateway,
         metrics: metrics.clone(),
@@ -191,8 +260,13 @@ async fn serve(
         let _ = http_stopped.await;
     }));
 
-    let reconfigure =
-        Reconfigure::new(settings, config.clone(), directory.socket(), inputs.clone());
+    let reconfigure = Reconfigure::new(
+        settings.clone(),
+        config.clone(),
+        directory.socket(),
+        inputs.clone(),
+        *reloads,
+    );
     let processes = Processes::new(directory.path(), inputs);
     let fleet = Fleet::new(
         config.instances,
@@ -218,6 +292,7 @@ async fn serve(
         inputs_receiver,
         commands,
         view_sender,
+        notifier,
     );
 
     let state = State {
@@ -242,17 +317,26 @@ async fn serve(
         "listening on http://{address}"
     );
 
-    let ended = driver.run().await;
+    // Beside the driver, on its thread: signals are the process's, and go on after it.
+    let ended = tokio::select! {
+        ended = driver.run() => ended,
+        never = conducted => match never {},
+    };
     keep_learnt(&config, &learned.read(), last_view.borrow().reloads);
 
     drop(state_file);
+    if let Some(conductor) = conductor {
+        conductor.settle().await;
+    }
     let _ = stop_http.send(());
     if tokio::time::timeout(FLUSH, http_task).await.is_err() {
         tracing::warn!("some responses were not written out in time");
     }
     watch_task.abort();
-    signals.abort();
     links_task.abort();
+    // A successor in this process binds the same path.
+    let _ = links_task.await;
+    *reloads = reloads_read.borrow().reloads;
     ended.map_err(RunError::NothingStarts)
 }
 
@@ -312,6 +396,25 @@ fn keep_learnt(config: &Config, times: &StepTimes, reloads: u64) {
     if let Err(error) = kept.put(&key, &learnt) {
         tracing::warn!("how long steps took cannot be kept for later plans: {error}");
     }
+}
+
+/// Passes signals on for as long as it is polled.
+async fn conduct(
+    conductor: Option<&mut Conductor>,
+    signals: &mut mpsc::Receiver<Input>,
+    inputs: mpsc::Sender<Input>,
+    gateway: Gateway,
+) -> Infallible {
+    match conductor {
+        Some(conductor) => conductor.conduct(signals, inputs, gateway).await,
+        None => {
+            while let Some(input) = signals.recv().await {
+                // A driver that is gone has ended, and this with it.
+                let _ = inputs.send(input).await;
+            }
+        }
+    }
+    std::future::pending().await
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {

@@ -25,10 +25,14 @@ pub struct View {
     pub ready: bool,
     /// Why `ready` is false, in words.
     pub not_ready_reason: Option<String>,
+    /// Why no instance is even tried: the configuration cannot work. `None` in all that serves.
+    pub parked: Option<String>,
     pub draining: bool,
     pub instances: Vec<InstanceView>,
     pub queue: QueueView,
     pub counters: CountersView,
+    /// The newest ones last.
+    pub events: Vec<EventView>,
     /// Reloads that were read, and why the newest one was refused, if it was.
     pub reloads: u64,
     pub last_reload_error: Option<String>,
@@ -49,6 +53,7 @@ pub(crate) fn compose(
     memory: Option<MemoryView>,
     reconfigure: &Reconfigure,
     bus: &Bus,
+    events: Vec<EventView>,
     served_model: &str,
     now: Tick,
 ) -> View {
@@ -75,6 +80,7 @@ pub(crate) fn compose(
         vocabulary: ready.map(|ready| ready.vocabulary),
         ready: snapshot.ready,
         not_ready_reason: snapshot.not_ready_reason.clone(),
+        parked: None,
         draining: snapshot.draining,
         instances,
         queue: QueueView {
@@ -97,6 +103,7 @@ pub(crate) fn compose(
             stale: counters.stale,
             worker_exits: counters.worker_exits,
         },
+        events,
         reloads: reconfigure.count,
         last_reload_error: reconfigure.last_error.clone(),
         memory,
@@ -144,6 +151,7 @@ fn instance(place: &InstanceSnapshot, known: &Place, bus: &Bus, now: Tick) -> In
         build: known.build.clone(),
         slots: place.slots,
         context_tokens: ready.map_or(0, |ready| ready.context_tokens),
+        progress_permille: known.progress_permille,
         running: place.running,
         live_slots: known.live_slots,
         steps: known.steps,
@@ -191,6 +199,8 @@ pub struct InstanceView {
     pub build: Option<String>,
     pub slots: u32,
     pub context_tokens: u32,
+    /// How far it is in `loading` or in `warming`, of 1,000.
+    pub progress_permille: u32,
     /// Requests assigned to it.
     pub running: u32,
     /// From its last `Progress`.
@@ -215,6 +225,14 @@ pub struct InstanceView {
     /// where there is no figure.
     pub bus_bytes_per_s: Option<f64>,
     pub bus_usage: Option<f64>,
+}
+
+/// Something that an operator would want to know of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct EventView {
+    /// Seconds since the Unix epoch.
+    pub at_unix_s: u64,
+    pub words: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -1,4 +1,4 @@
-//! A listening socket that outlives the dispatcher: handed over by `LISTEN_FDS`, through twenty restarts under load.
+//! A listening socket that outlives the dispatcher: handed over by `LISTEN_FDS`, through fifty restarts under load.
 
 #![expect(
     clippy::unwrap_used,
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use system::{PATIENCE, client, dispatcher_program, kill};
 
-const RESTARTS: u32 = 20;
+const RESTARTS: u32 = 50;
 const CLIENTS: usize = 4;
 
 /// A dispatcher; a test that fails half-way leaves none behind. Its workers go with it.
@@ -121,7 +121,7 @@ fn ask(address: &str, tokens: u32) -> Result<(), String> {
 }
 
 #[test]
-fn twenty_restarts_under_load_refuse_reset_and_turn_away_nothing() {
+fn fifty_restarts_under_load_refuse_reset_and_turn_away_nothing() {
     let folder = tempfile::Builder::new()
         .prefix("dsp")
         .tempdir_in("/tmp")

@@ -7,7 +7,7 @@ use super::{ConfigError, value::Parsed};
 use crate::cli::Settings;
 
 /// Every setting's key. A file with any other key is refused.
-pub(super) const KEYS: [&str; 31] = [
+pub const KEYS: [&str; 32] = [
     "engine",
     "model",
     "models-dir",
@@ -38,6 +38,7 @@ pub(super) const KEYS: [&str; 31] = [
     "run-dir",
     "worker",
     "log-format",
+    "stop-limit",
     "scripted",
 ];
 

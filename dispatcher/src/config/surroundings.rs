@@ -51,6 +51,14 @@ impl Surroundings {
             .map(Path::new)
     }
 
+    /// The configuration file that is read where none is named.
+    #[must_use]
+    pub fn config_path(&self) -> PathBuf {
+        let home = self.variable("HOME").unwrap_or_else(|| Path::new("/"));
+        let config_home = self.variable("XDG_CONFIG_HOME");
+        crate::service::config_path(home, config_home, self.is_mac)
+    }
+
     /// `./models` where it exists, else the user's data directory.
     pub(crate) fn models_directory(&self) -> PathBuf {
         let here = self.current_directory.join("models");

@@ -112,6 +112,11 @@ impl ApiError {
                 "no instance of the model can serve; /ready says why",
                 *retry_after,
             ),
+            Denied::Parked { cause, retry_after } => Self::unavailable(
+                "parked",
+                format!("the server's configuration cannot work: {cause}"),
+                *retry_after,
+            ),
             Denied::OutOfMemory { retry_after } => Self::unavailable(
                 "out_of_memory",
                 "memory is short: the request was shed before it started",
@@ -294,6 +299,10 @@ mod tests {
             }),
             Outcome::Denied(Denied::Draining { retry_after }),
             Outcome::Denied(Denied::NoInstance { retry_after }),
+            Outcome::Denied(Denied::Parked {
+                cause: "no model".into(),
+                retry_after,
+            }),
             Outcome::Denied(Denied::OutOfMemory { retry_after }),
             Outcome::Denied(Denied::QueueTimeout {
                 waited: Duration::from_millis(1500),

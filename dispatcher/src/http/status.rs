@@ -8,7 +8,9 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use super::App;
-use crate::view::{BusView, CountersView, InstanceView, MemoryView, StepTimes, View};
+use crate::view::{
+    BusView, CountersView, EventView, InstanceView, MemoryView, StepTimes, View,
+};
 
 /// The view with its durations as numbers. `memory` is null until it is measured; `bus` has one entry for each
 /// memory that serving instances read from.
@@ -18,6 +20,8 @@ struct Status<'a> {
     served_model: &'a str,
     ready: bool,
     not_ready_reason: Option<&'a str>,
+    /// Why nothing is even tried, where the configuration cannot work.
+    parked: Option<&'a str>,
     draining: bool,
     uptime_us: u64,
     context_tokens: Option<u32>,
@@ -25,6 +29,7 @@ struct Status<'a> {
     instances: &'a [InstanceView],
     queue: Queue,
     counters: &'a CountersView,
+    events: &'a [EventView],
     reloads: u64,
     last_reload_error: Option<&'a str>,
     memory: Option<&'a MemoryView>,
@@ -56,6 +61,7 @@ fn of<'a>(view: &'a View, served_model: &'a str) -> Status<'a> {
         served_model,
         ready: view.ready,
         not_ready_reason: view.not_ready_reason.as_deref(),
+        parked: view.parked.as_deref(),
         draining: view.draining,
         uptime_us: view.uptime_us,
         context_tokens: view.context_tokens,
@@ -74,6 +80,7 @@ fn of<'a>(view: &'a View, served_model: &'a str) -> Status<'a> {
                 .map(|wait| u64::try_from(wait.as_micros()).unwrap_or(u64::MAX)),
         },
         counters: &view.counters,
+        events: &view.events,
         reloads: view.reloads,
         last_reload_error: view.last_reload_error.as_deref(),
         memory: view.memory.as_ref(),

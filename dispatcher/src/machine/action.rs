@@ -99,6 +99,11 @@ pub enum Denied {
     Draining { retry_after: Duration },
     /// 503: every instance is parked; the cause of the last one.
     NoInstance { retry_after: Duration },
+    /// 503: the dispatcher's configuration cannot work, so that there is no machine that could serve.
+    Parked {
+        cause: String,
+        retry_after: Duration,
+    },
     /// 503: memory is short.
     OutOfMemory { retry_after: Duration },
     /// 504: it waited longer than its bound and will never start.

@@ -390,6 +390,7 @@ fn denied_word(denied: &Denied) -> &'static str {
         Denied::QueueFull { .. } => "queue_full",
         Denied::Draining { .. } => "draining",
         Denied::NoInstance { .. } => "no_instance",
+        Denied::Parked { .. } => "parked",
         Denied::OutOfMemory { .. } => "out_of_memory",
         Denied::QueueTimeout { .. } => "queue_timeout",
         Denied::DeadlineExceeded => "deadline_exceeded",
