@@ -511,8 +511,14 @@ mod tests {
         let three = plan(costs, machine(16 * GIB), 3, Some(1), 16).unwrap();
         assert_eq!(three.footprint(), 3 * three.private_per_instance());
         let told = three.to_string();
-        assert!(told.contains("3 x (576 MiB working + 512 MiB weights + 1 slots"), "{told}");
-        assert_eq!(Costs::of_folder(&Folder::default(), machine(GIB), true), None);
+        assert!(
+            told.contains("3 x (576 MiB working + 512 MiB weights + 1 slots"),
+            "{told}"
+        );
+        assert_eq!(
+            Costs::of_folder(&Folder::default(), machine(GIB), true),
+            None
+        );
     }
 
     #[test]

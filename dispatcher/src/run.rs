@@ -441,7 +441,8 @@ fn run_directory(config: &Config, error: DirectoryError) -> RunError {
 /// How `config` has workers started, which connect to `socket`.
 pub(crate) fn worker_command(config: &Config, socket: PathBuf) -> Box<CommandOf> {
     let template = WorkerCommand {
-        program: config.worker.clone(),
+        // A bare name is a file here, not a program somewhere on the search path.
+        program: std::path::absolute(&config.worker).unwrap_or_else(|_| config.worker.clone()),
         instance: InstanceId(0),
         generation: Generation(0),
         socket,

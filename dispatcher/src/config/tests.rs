@@ -218,14 +218,23 @@ fn a_damaged_or_foreign_model_is_refused_by_name() {
 #[test]
 fn an_engine_that_the_worker_has_not_is_refused_with_the_command_that_builds_it() {
     let refusal = machine().refusal(&["--instances", "3", "--engine", "mlx"]);
-    assert!(refusal.contains("has no engine `mlx`, it has `llama`"), "{refusal}");
+    assert!(
+        refusal.contains("has no engine `mlx`, it has `llama`"),
+        "{refusal}"
+    );
     assert!(refusal.contains("--features worker/mlx"), "{refusal}");
 }
 
 #[test]
 fn the_only_folder_is_served_by_a_worker_that_has_mlx_and_no_other_argument() {
     let machine = machine().with_model();
-    write_worker(&machine.around.executable.with_file_name("dispatcher-worker"), "llama\\nmlx\\n");
+    write_worker(
+        &machine
+            .around
+            .executable
+            .with_file_name("dispatcher-worker"),
+        "llama\\nmlx\\n",
+    );
     let folder = machine.models.join("tiny-mlx");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("model.safetensors"), b"").unwrap();
@@ -238,21 +247,34 @@ fn the_only_folder_is_served_by_a_worker_that_has_mlx_and_no_other_argument() {
     assert_eq!(config.engine, EngineKind::Mlx);
     assert_eq!(config.model, Some(folder));
     assert_eq!(config.context_tokens, 2048);
-    assert_eq!((config.threads, config.slots), (1, memory::DERIVED_SLOTS_MAX));
+    assert_eq!(
+        (config.threads, config.slots),
+        (1, memory::DERIVED_SLOTS_MAX)
+    );
     assert!(config.plan.is_some());
     assert!(config.notes[0].contains("one thread"), "{:?}", config.notes);
     let config = machine.resolve(&[]).unwrap();
-    assert_eq!(config.engine, EngineKind::Llama, "the GGUF file comes first");
+    assert_eq!(
+        config.engine,
+        EngineKind::Llama,
+        "the GGUF file comes first"
+    );
 }
 
 #[test]
 fn a_worker_that_cannot_say_what_it_has_is_refused() {
     let machine = machine().with_model();
-    let worker = machine.around.executable.with_file_name("dispatcher-worker");
+    let worker = machine
+        .around
+        .executable
+        .with_file_name("dispatcher-worker");
     write_worker(&worker, "hello\\n");
     let refusal = machine.refusal(&[]);
     assert!(refusal.contains("answered something else"), "{refusal}");
-    assert!(machine.resolve(&["--engine", "scripted"]).is_ok(), "the double asks nobody");
+    assert!(
+        machine.resolve(&["--engine", "scripted"]).is_ok(),
+        "the double asks nobody"
+    );
 }
 
 #[test]

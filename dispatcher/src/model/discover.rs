@@ -395,11 +395,9 @@ mod tests {
         let found = scan(directory.path()).unwrap();
         assert_eq!(found.mlx.len(), 1);
         let error = choose(&found, None, directory.path(), llama(true)).unwrap_err();
-        assert!(
-            error.to_string().contains("without this engine"),
-            "{error}"
-        );
-        let error = choose(&found, Some(EngineKind::Mlx), directory.path(), llama(true)).unwrap_err();
+        assert!(error.to_string().contains("without this engine"), "{error}");
+        let error =
+            choose(&found, Some(EngineKind::Mlx), directory.path(), llama(true)).unwrap_err();
         let told = error.to_string();
         assert!(told.contains("no engine `mlx`, it has `llama`"), "{told}");
         assert!(!told.contains("setup-mlx"), "a Mac needs none: {told}");
@@ -453,7 +451,13 @@ mod tests {
     #[test]
     fn a_folder_is_no_model_of_llama() {
         let directory = directory(&MLX);
-        let error = named(Path::new("q"), Some(EngineKind::Llama), directory.path(), llama(false)).unwrap_err();
+        let error = named(
+            Path::new("q"),
+            Some(EngineKind::Llama),
+            directory.path(),
+            llama(false),
+        )
+        .unwrap_err();
         assert!(matches!(error, DiscoverError::WrongKind { .. }), "{error}");
         let error = named(Path::new("."), None, directory.path(), llama(false)).unwrap_err();
         assert!(matches!(error, DiscoverError::WrongKind { .. }), "{error}");

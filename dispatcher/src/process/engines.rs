@@ -38,7 +38,8 @@ pub fn ask(program: &Path) -> Result<Engines, AskError> {
 }
 
 fn ask_within(program: &Path, limit: Duration) -> Result<Engines, AskError> {
-    let child = Command::new(program)
+    // A bare name is a file here, not a program somewhere on the search path.
+    let child = Command::new(std::path::absolute(program).map_err(AskError::Start)?)
         .arg("--engines")
         .env_clear()
         .envs(std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(spawn::is_kept)))

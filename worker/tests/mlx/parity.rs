@@ -6,7 +6,7 @@ use serde_json::Value;
 use worker::engine::mlx::Unpacking;
 use worker::engine::{LoadOptions, Slot, TextModel};
 
-use super::plain::{CASES, Parting, alone, case, greedy, load, parting, step, turn};
+use super::plain::{CASES, Parting, alone, case, greedy, load, parting, step, together, turn};
 
 /// As many as the reference's greedy texts of the real model have at most.
 const GREEDY_TOKENS: usize = 64;
@@ -65,17 +65,18 @@ fn real_model_mlx_answers_as_mlx_lm_does() {
     let mut loaded = load(&folder, Unpacking::Always).unwrap();
     let mut ties = 0;
     let rows = expected(&folder);
-    assert_eq!(rows.as_array().unwrap().len(), PROMPTS);
-    for row in rows.as_array().unwrap() {
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), PROMPTS);
+    let task = worker::engine::Task {
+        ignore_eos: false,
+        ..greedy()
+    };
+    let prompts: Vec<Vec<u32>> = rows.iter().map(|row| ids(&row["prompt"])).collect();
+    let answers = together(&mut loaded.engine, &prompts, &task, GREEDY_TOKENS);
+    for ((row, prompt), found) in rows.iter().zip(prompts).zip(answers) {
         let text = row["text"].as_str().unwrap();
-        let (prompt, tokens) = (ids(&row["prompt"]), ids(&row["greedy"]));
+        let tokens = ids(&row["greedy"]);
         assert_eq!(loaded.text.tokenise(text, false), prompt, "{text:?}");
-        let task = worker::engine::Task {
-            ignore_eos: false,
-            ..greedy()
-        };
-        let mut found = alone(&mut loaded.engine, &prompt, &task, GREEDY_TOKENS);
-        found.truncate(GREEDY_TOKENS);
         match parting(&mut loaded, &prompt, &found, &tokens) {
             Parting::Equal => {
                 let mut bytes = Vec::new();

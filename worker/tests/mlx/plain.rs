@@ -97,6 +97,40 @@ pub(crate) fn alone(
     tokens
 }
 
+/// As [`alone`] for each of several prompts, with up to eight of them in the engine's slots at a time.
+pub(crate) fn together(
+    engine: &mut dyn Engine,
+    prompts: &[Vec<TokenId>],
+    task: &Task,
+    count: usize,
+) -> Vec<Vec<TokenId>> {
+    let mut answers = vec![Vec::new(); prompts.len()];
+    let mut seats: [Option<usize>; 8] = [None; 8];
+    let mut waiting = 0..prompts.len();
+    loop {
+        for (slot, seat) in (0..).map(Slot).zip(&mut seats) {
+            if seat.is_none()
+                && let Some(next) = waiting.next()
+            {
+                engine.admit(slot, &prompts[next], task).unwrap();
+                *seat = Some(next);
+            }
+        }
+        if seats.iter().all(Option::is_none) {
+            return answers;
+        }
+        for emission in step(engine).1 {
+            let seat = &mut seats[emission.slot.0 as usize];
+            let answer = &mut answers[seat.unwrap()];
+            answer.extend(emission.tokens);
+            if emission.end.is_some() || answer.len() >= count {
+                engine.release(emission.slot);
+                *seat = None;
+            }
+        }
+    }
+}
+
 /// Splitmix64: the tests' only randomness, from a seed that they print.
 pub(crate) struct Random(pub(crate) u64);
 

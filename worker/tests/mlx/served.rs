@@ -72,14 +72,25 @@ fn stream(system: &System, ask: &str, cut: Option<usize>) -> Ids {
 fn streams_whose_worker_is_killed_end_as_they_would_have_or_part_at_a_near_tie() {
     let system = start(&["--instances", "2", "--slots", "1", "--suspect-after", "100"]);
     let mut pairs = Vec::new();
-    for (index, subject) in ["a lighthouse", "bread", "bees", "winter"].into_iter().enumerate() {
+    for (index, subject) in ["a lighthouse", "bread", "bees", "winter"]
+        .into_iter()
+        .enumerate()
+    {
         let ask = format!("Write about {subject}.");
         let whole = stream(&system, &ask, None);
         let cut = 2 + 3 * index;
         let resumed = stream(&system, &ask, Some(cut));
         assert_eq!((whole.attempts, whole.output.len()), (1, TOKENS), "{ask}");
-        assert_eq!((resumed.attempts, resumed.output.len()), (2, TOKENS), "{ask}");
-        assert_eq!(whole.output[..cut], resumed.output[..cut], "{ask}: before the cut");
+        assert_eq!(
+            (resumed.attempts, resumed.output.len()),
+            (2, TOKENS),
+            "{ask}"
+        );
+        assert_eq!(
+            whole.output[..cut],
+            resumed.output[..cut],
+            "{ask}: before the cut"
+        );
         pairs.push((whole, resumed));
         system.await_status("both instances ready", |status| {
             let mut places = status["instances"].as_array().unwrap().iter();
@@ -138,8 +149,17 @@ fn three_instances_found_without_a_name_have_one_computing_thread_each() {
     let models = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(case("smollm2"), models.path().join("smollm2")).unwrap();
     let directory = models.path().to_str().unwrap();
-    let arguments = ["--instances", "3", "--engine", "mlx", "--models-dir", directory];
-    let system = Start::new(&arguments).environment("OPENBLAS_NUM_THREADS", "7").start();
+    let arguments = [
+        "--instances",
+        "3",
+        "--engine",
+        "mlx",
+        "--models-dir",
+        directory,
+    ];
+    let system = Start::new(&arguments)
+        .environment("OPENBLAS_NUM_THREADS", "7")
+        .start();
     system.await_status("all ready", |status| {
         let mut places = status["instances"].as_array().unwrap().iter();
         places.all(|place| place["state"] == "ready")
@@ -182,7 +202,14 @@ fn folders_that_cannot_be_served_end_the_dispatcher_with_78_and_the_cause_and_no
         (
             "llama-tied",
             "mlp.gate_proj.weight has the shape",
-            Box::new(|f| replace(f, "config.json", "\"intermediate_size\": 256", "\"intermediate_size\": 512")),
+            Box::new(|f| {
+                replace(
+                    f,
+                    "config.json",
+                    "\"intermediate_size\": 256",
+                    "\"intermediate_size\": 512",
+                )
+            }),
         ),
         (
             "llama-tied",
@@ -217,7 +244,10 @@ fn folders_that_cannot_be_served_end_the_dispatcher_with_78_and_the_cause_and_no
         let refused = refused(name, spoil);
         assert_eq!(refused.code, Some(78), "{refused:?}");
         let cause = refused.log.lines().last().unwrap();
-        assert!(cause.starts_with("dispatcher: no instance can start: "), "{refused:?}");
+        assert!(
+            cause.starts_with("dispatcher: no instance can start: "),
+            "{refused:?}"
+        );
         assert!(cause.contains(words), "`{words}`: {refused:?}");
         let spawned = refused.log.matches("worker spawned").count();
         assert!(spawned <= 2, "one try an instance: {refused:?}");
@@ -229,7 +259,10 @@ fn a_gguf_file_named_for_mlx_is_refused_before_a_worker_starts() {
     let model = system::model();
     let refused = Start::new(&["--engine", "mlx", "--model", model.to_str().unwrap()]).refused();
     assert_eq!(refused.code, Some(78), "{refused:?}");
-    assert!(refused.log.contains("scripts/convert-gguf-to-mlx"), "{refused:?}");
+    assert!(
+        refused.log.contains("scripts/convert-gguf-to-mlx"),
+        "{refused:?}"
+    );
     assert!(!refused.log.contains("worker spawned"), "{refused:?}");
 }
 

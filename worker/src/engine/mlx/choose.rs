@@ -100,7 +100,9 @@ impl Best {
         let tops = take_along_axis(logits, &ids, -1)?.squeeze_axes(&[-1])?;
         let ids = ids.squeeze_axes(&[-1])?;
         // False for a number that is none, too.
-        let sound = logits.lt(Array::from_f32(f32::INFINITY))?.all_axis(-1, false)?;
+        let sound = logits
+            .lt(Array::from_f32(f32::INFINITY))?
+            .all_axis(-1, false)?;
         let tops = ops::select(&sound, &tops, Array::from_f32(f32::NAN))?;
         Ok(Self { ids, tops })
     }

@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
-/// Time that a pass with prefill is to take: running streams wait that long for their next token.
-const PASS_TARGET: Duration = Duration::from_millis(250);
+/// Time that a pass with prefill is to take, seconds: running streams wait that long for their next
+/// token.
+const PASS_TARGET_S: f64 = 0.25;
+/// The same where nobody decodes, and only arrivals and cancels wait. Fewer passes read the weights
+/// fewer times.
+const LONE_PASS_TARGET_S: f64 = 0.5;
 /// First chunk, and the smallest one.
 pub(super) const CHUNK_MIN: u32 = 16;
 /// Longer chunks have brought Metal machines down, and gain nothing.
@@ -41,10 +45,16 @@ impl Share {
     }
 }
 
-/// Divides passes and learns how long they take.
+/// Divides passes and learns how long they take: a fixed time for reading all weights, and some more
+/// for each token of prefill.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    chunk: u32,
+    /// Seconds of a pass without prefill; 0 until there was one.
+    fixed_s: f64,
+    /// Seconds that a prefilled token adds; `None` until one was.
+    token_s: Option<f64>,
+    /// The longest chunk that was computed: the next is at most twice as long.
+    tried: u32,
     /// The slot of the last lone pass; the next one in admission order follows.
     last_alone: Option<usize>,
 }
@@ -52,9 +62,26 @@ pub(super) struct Schedule {
 impl Schedule {
     pub(super) fn new() -> Self {
         Self {
-            chunk: CHUNK_MIN,
+            fixed_s: 0.0,
+            token_s: None,
+            tried: CHUNK_MIN / 2,
             last_alone: None,
         }
+    }
+
+    /// Prompt tokens of the next pass, beside rows that decode or with nobody.
+    pub(super) fn chunk(&self, decodes: bool) -> u32 {
+        let target = if decodes {
+            PASS_TARGET_S
+        } else {
+            LONE_PASS_TARGET_S
+        };
+        let Some(token_s) = self.token_s else {
+            return CHUNK_MIN;
+        };
+        let fit = (target - self.fixed_s) / token_s.max(1e-9);
+        let most = self.tried.saturating_mul(2).clamp(CHUNK_MIN, CHUNK_MAX);
+        whole(fit).clamp(CHUNK_MIN, most)
     }
 
     /// The passes of one step: one that is shared, then at most one of a lone row.
@@ -67,7 +94,7 @@ impl Schedule {
                 .map(|w| Share::of(w, 1)),
         );
         // Prefill in the order of admission: the first prompt is finished first.
-        let mut left = self.chunk as usize;
+        let mut left = self.chunk(!shared.is_empty()) as usize;
         for prompt in together().filter(|w| w.pending > 1) {
             let tokens = prompt.pending.min(left);
             if tokens == 0 {
@@ -99,20 +126,29 @@ impl Schedule {
 
     /// A shared pass with `prefilled` prompt tokens took `elapsed`.
     pub(super) fn learn(&mut self, prefilled: u32, elapsed: Duration) {
+        let seconds = elapsed.as_secs_f64();
         if prefilled == 0 {
+            let known = if self.fixed_s == 0.0 {
+                seconds
+            } else {
+                self.fixed_s
+            };
+            self.fixed_s = (3.0 * known + seconds) / 4.0;
             return;
         }
-        let target = PASS_TARGET.as_secs_f64();
-        let seconds = elapsed.as_secs_f64().max(1e-4);
-        if seconds > target {
-            // In proportion, so that one slow pass is enough to come back.
-            let fit = f64::from(prefilled) * target / seconds;
-            self.chunk = whole(fit).clamp(CHUNK_MIN, self.chunk);
-        } else if prefilled >= self.chunk {
-            // A full chunk was fast: as far as its own speed carries, at most twofold a pass.
-            let fit = f64::from(prefilled) * target / seconds;
-            self.chunk = whole(fit).min(self.chunk * 2).clamp(CHUNK_MIN, CHUNK_MAX);
+        // Never nothing, though the fixed part was measured on a slower moment.
+        let added = (seconds - self.fixed_s).max(seconds / 4.0) / f64::from(prefilled);
+        match self.token_s {
+            // A part of a chunk says little of how fast a whole one would be.
+            Some(known) if added < known => {
+                if prefilled.saturating_mul(2) >= self.chunk(true) {
+                    self.token_s = Some(f64::midpoint(known, added));
+                }
+            }
+            // One slow pass is enough to come back.
+            _ => self.token_s = Some(added),
         }
+        self.tried = self.tried.max(prefilled);
     }
 }
 
@@ -185,19 +221,35 @@ mod tests {
     #[test]
     fn the_chunk_doubles_at_most_while_it_is_fast_and_shrinks_at_once() {
         let mut schedule = Schedule::new();
-        assert_eq!(schedule.chunk, 16);
+        assert_eq!(schedule.chunk(true), 16);
         schedule.learn(16, Duration::from_millis(10));
-        assert_eq!(schedule.chunk, 32);
+        assert_eq!(schedule.chunk(true), 32);
         schedule.learn(32, Duration::from_millis(200));
-        assert_eq!(schedule.chunk, 40);
+        assert_eq!(schedule.chunk(true), 40);
         schedule.learn(10, Duration::from_millis(1));
-        assert_eq!(schedule.chunk, 40, "a part of a chunk says little");
+        assert_eq!(schedule.chunk(true), 40, "a part of a chunk says little");
         schedule.learn(40, Duration::from_secs(1));
-        assert_eq!(schedule.chunk, 16);
-        for _ in 0..20 {
-            let chunk = schedule.chunk;
+        assert_eq!(schedule.chunk(true), 16);
+        for _ in 0..40 {
+            let chunk = schedule.chunk(true);
             schedule.learn(chunk, Duration::from_micros(1));
         }
-        assert_eq!(schedule.chunk, CHUNK_MAX);
+        assert_eq!(schedule.chunk(true), CHUNK_MAX);
+    }
+
+    #[test]
+    fn what_a_pass_costs_without_prefill_is_not_charged_to_the_prompt() {
+        let mut schedule = Schedule::new();
+        schedule.learn(0, Duration::from_millis(125));
+        // Powers of two, so that no rounding hides: 1/256 s a token.
+        schedule.learn(16, Duration::from_micros(187_500));
+        assert_eq!(schedule.chunk(true), 32);
+        assert_eq!(schedule.chunk(false), 32, "no more than twice as many");
+        schedule.learn(32, Duration::from_millis(250));
+        assert_eq!((schedule.chunk(true), schedule.chunk(false)), (32, 64));
+        schedule.learn(64, Duration::from_millis(375));
+        assert_eq!((schedule.chunk(true), schedule.chunk(false)), (32, 96));
+        schedule.learn(0, Duration::from_secs(2));
+        assert_eq!(schedule.chunk(true), 16, "never less");
     }
 }

@@ -129,6 +129,35 @@ impl MlxEngine {
         Ok(logits)
     }
 
+    /// Tries how long passes take, so that the first prompt's chunks already have the right length.
+    fn learn_speed(&mut self, pulse: &Pulse) -> Result<(), Exception> {
+        let mut caches = [Cache::new(self.shape)];
+        let mut timed = |engine: &Self, rows: u32| {
+            let tokens = vec![0; rows as usize];
+            if let Some(cache) = caches.first_mut() {
+                cache.truncate(0);
+            }
+            let start = Instant::now();
+            engine.rows_of(&tokens, &mut caches, &[0])?;
+            pulse.beat();
+            Ok::<_, Exception>(start.elapsed())
+        };
+        // The first pass of these also makes room.
+        timed(self, 1)?;
+        let single = timed(self, 1)?;
+        self.schedule.learn(0, single);
+        let mut tried = 0;
+        loop {
+            let chunk = self.schedule.chunk(false);
+            if chunk <= tried || chunk >= self.limits.context_tokens {
+                return Ok(());
+            }
+            let elapsed = timed(self, chunk)?;
+            self.schedule.learn(chunk, elapsed);
+            tried = chunk;
+        }
+    }
+
     fn waiting(&self) -> Vec<Waiting> {
         let mut waiting: Vec<(u64, Waiting)> = Vec::new();
         for (slot, seat) in self.seats.iter().enumerate() {
@@ -293,7 +322,7 @@ impl Engine for MlxEngine {
                 .map_err(|e| poisoned(&e))?;
             pulse.beat();
         }
-        Ok(())
+        self.learn_speed(pulse).map_err(|e| poisoned(&e))
     }
 
     fn admit(&mut self, slot: Slot, prompt: &[TokenId], task: &Task) -> Result<u32, EngineError> {
