@@ -120,7 +120,7 @@ fn run_chaos(args: &ChaosArgs) -> Result<(), BenchError> {
     if args.json {
         say(&serde_json::to_string(&found).unwrap_or_default());
     } else {
-        say(&bus::line(&found));
+        say(&found.to_string());
     }
     found.verdict().map_err(BenchError::Broken)
 }
