@@ -15,7 +15,7 @@ use crate::budget::Budget;
 use crate::bus::learned::Observed;
 use crate::bus::usage::Known;
 use crate::bus::watch::Measuring;
-use crate::bus::{Learned, Machine, StepTimes, Store};
+use crate::bus::{Learned, Machine, Measurement, StepTimes, Store};
 use crate::cli::Settings;
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError, LogFormat, Surroundings};
@@ -357,7 +357,8 @@ fn bus(
         measured,
     };
     // A script reads no weights.
-    if known.measured.is_none() && config.engine != EngineKind::Scripted {
+    let is_settled = known.measured.as_ref().is_some_and(Measurement::is_settled);
+    if !is_settled && config.engine != EngineKind::Scripted {
         let measuring = Measuring {
             view,
             inputs,

@@ -69,7 +69,7 @@ fn eight_instances_have_eight_devices_and_all_of_them_work() {
         assert_eq!(bus["instances"], serde_json::json!([index]), "{bus}");
         assert_eq!(bus["source"], "unknown", "nobody measured it: {bus}");
     }
-    for stream in streams {
+    for mut stream in streams {
         stream.whole().assert_complete();
     }
     assert!(system.metric("dispatcher_bus_read_bytes_per_second") >= 0.0);

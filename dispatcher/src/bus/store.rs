@@ -15,6 +15,8 @@ use super::machine::Machine;
 const FILE_BYTES_MAX: u64 = 4 << 20;
 /// Passes of a measurement: the best and the median of them are told.
 pub const PASSES: usize = 20;
+/// The best of an undisturbed measurement is at most so many times its median.
+const SETTLED: f64 = 1.15;
 /// With fewer undisturbed passes there is no figure.
 const PASSES_MIN: usize = 8;
 
@@ -34,6 +36,13 @@ pub struct Measurement {
 }
 
 impl Measurement {
+    /// Whether its passes agree. Where they do not, something else used the memory, and the best may
+    /// be too low.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.best_gb_per_s <= self.median_gb_per_s * SETTLED
+    }
+
     /// From what was read, where enough passes were undisturbed.
     #[must_use]
     pub fn of(found: &Bandwidth, machine: &Machine) -> Option<Self> {
@@ -94,6 +103,18 @@ impl Store {
         let key = measurement.machine.key();
         contents.machines.insert(key, measurement.clone());
         write_whole(&self.path, &serde_json::to_vec_pretty(&contents)?)
+    }
+
+    /// Keeps `measurement` where nothing better is known, and returns what is kept.
+    ///
+    /// # Errors
+    /// As [`Self::put`].
+    pub fn put_better(&self, measurement: Measurement) -> io::Result<Measurement> {
+        let known = self.get(&measurement.machine);
+        match known.filter(|known| known.best_gb_per_s > measurement.best_gb_per_s) {
+            Some(known) => Ok(known),
+            None => self.put(&measurement).map(|()| measurement),
+        }
     }
 
     fn read(&self) -> Contents {
@@ -191,6 +212,27 @@ mod tests {
         assert_eq!((found.best_gb_per_s, found.median_gb_per_s), (28.0, 24.0));
         assert_eq!(store.get(&machine("b")).unwrap().passes, 10);
         assert_eq!(store.get(&machine("c")), None);
+    }
+
+    #[test]
+    fn a_busy_machines_measurement_is_not_settled_and_does_not_replace_a_better_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::new(folder.path());
+        let quiet = measured("a", 9).unwrap();
+        let busy = Measurement {
+            best_gb_per_s: 12.0,
+            median_gb_per_s: 8.0,
+            ..quiet.clone()
+        };
+        assert!(!busy.is_settled());
+        assert_eq!(store.put_better(busy.clone()).unwrap(), busy);
+        assert_eq!(store.put_better(quiet.clone()).unwrap(), quiet);
+        assert_eq!(store.put_better(busy).unwrap(), quiet);
+        let steady = Measurement {
+            median_gb_per_s: 27.0,
+            ..quiet
+        };
+        assert!(steady.is_settled());
     }
 
     #[test]

@@ -41,12 +41,14 @@ impl Measuring {
                 tokio::time::sleep(PAUSE).await;
                 continue;
             };
-            if let Err(error) = self.store.put(&measurement) {
+            let kept = self.store.put_better(measurement.clone());
+            let measurement = kept.unwrap_or_else(|error| {
                 tracing::warn!(
                     "the measured memory bandwidth cannot be kept in {}: {error}; it will be measured again at the next start",
                     self.store.path().display()
                 );
-            }
+                measurement
+            });
             tracing::info!(
                 best_gb_per_s = measurement.best_gb_per_s,
                 median_gb_per_s = measurement.median_gb_per_s,

@@ -82,6 +82,7 @@ pub fn run(
         calibrate(&prepared, &sizing)?;
         prepared = make();
     }
+    notes.retain(|note| !prepared.notes.contains(note));
     prepared.notes.extend(notes);
     let devices = u32::try_from(sizing.devices.len()).unwrap_or(u32::MAX);
     let instances = listed(&INSTANCES, [sizing.instances, Some(devices)]);

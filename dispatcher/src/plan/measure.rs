@@ -25,7 +25,7 @@ const LOAD_MAX: Duration = Duration::from_secs(600);
 /// No further batch size is begun after so long.
 const TIMING_MAX: Duration = Duration::from_secs(40);
 /// Of one request.
-const REQUEST_MAX: Duration = Duration::from_secs(120);
+const REQUEST_MAX: Duration = Duration::from_secs(300);
 /// Between two looks at a server that starts.
 const PAUSE: Duration = Duration::from_millis(100);
 /// A status shows what happened so long ago, at the latest.
@@ -34,9 +34,15 @@ const SETTLE: Duration = Duration::from_millis(400);
 const BATCHES: [u32; 5] = [1, 2, 4, 8, 16];
 /// Batch sizes at which two instances are timed beside each other.
 const CROWDED_BATCHES: [u32; 2] = [1, 4];
-/// Words of a prompt, and of the prompt that prefill is timed with. A word is about a token.
+/// Words of a prompt, and of the prompt that prefill is timed with.
 const PROMPT_WORDS: u32 = 16;
-const LONG_PROMPT_WORDS: u32 = 192;
+const LONG_PROMPT_WORDS: u32 = 128;
+/// Words that every tokeniser for English has as one token.
+const WORDS: [&str; 29] = [
+    "the", "of", "and", "to", "in", "is", "you", "that", "it", "he", "was", "for", "on", "are",
+    "as", "with", "his", "they", "at", "be", "this", "have", "from", "or", "one", "had", "by",
+    "but", "not",
+];
 /// Tokens of each timed request: as many as a batch needs seconds for, within bounds.
 const TIMED_S: f64 = 1.5;
 const OUTPUT_MIN: f64 = 48.0;
@@ -248,8 +254,8 @@ impl Server {
     fn generate(&self, streams: u32, words: u32, output_tokens: u32) -> Result<(), PlanError> {
         let one = |stream: u32| -> Result<(), PlanError> {
             // Not two prompts alike, so that none is found in a cache.
-            let prompt: Vec<String> = (0..words)
-                .map(|word| format!("{}", (stream * 37 + word * 11) % 97))
+            let prompt: Vec<&str> = (0..words)
+                .map(|word| WORDS[((stream + 1) * (word + 1)) as usize % WORDS.len()])
                 .collect();
             let body = json!({
                 "prompt": prompt.join(" "),

@@ -184,6 +184,7 @@ pub(super) fn measured(
 ) -> Option<Measurement> {
     let kept = Store::new(&sizing.cache_directory);
     if let Some(known) = kept.get(machine).filter(|_| !again) {
+        notes.extend(unsettled(&known));
         return Some(known);
     }
     let Some(fresh) = store::measure_now(machine) else {
@@ -200,7 +201,18 @@ pub(super) fn measured(
             kept.path().display()
         ));
     }
+    notes.extend(unsettled(&fresh));
     Some(fresh)
+}
+
+fn unsettled(measured: &Measurement) -> Option<String> {
+    (!measured.is_settled()).then(|| {
+        format!(
+            "the memory was measured on a busy machine (best {:.1}, median {:.1} GB/s): the ceiling may be \
+             too low; measure again when it is quiet, with `--remeasure`",
+            measured.best_gb_per_s, measured.median_gb_per_s
+        )
+    })
 }
 
 fn memory(model: &ModelFacts, sizing: &Sizing) -> Memory {
