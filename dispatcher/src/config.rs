@@ -753,14 +753,8 @@ fn fit(
         .map_err(refused)?;
         slots = Some(fitting);
     }
-    let plan = memory::plan(
-        costs,
-        limit,
-        demand.instances,
-        slots,
-        demand.context_tokens,
-    )
-    .map_err(refused)?;
+    let plan = memory::plan(costs, limit, demand.instances, slots, demand.context_tokens)
+        .map_err(refused)?;
     let source = wanted.map_or(Source::Derived, |(_, source)| source);
     r.record("slots", plan.slots.to_string(), source);
     Ok((limit, Some(plan)))

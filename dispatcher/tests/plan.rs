@@ -6,6 +6,7 @@
 )]
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
@@ -203,7 +204,11 @@ fn what_cannot_be_planned_is_said_with_what_to_do() {
 #[test]
 fn a_model_whose_load_fails_is_not_timed() {
     let place = place().gguf("a.gguf", &[], &DENSE);
-    fs::write(place.0.path().join("no-worker"), b"").unwrap();
+    // It has the engine by its own word, and then cannot load anything.
+    let script = "#!/bin/sh\n[ \"$1\" = --engines ] && echo llama && exit 0\nexit 78\n";
+    let program = place.0.path().join("no-worker");
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
     let output = place.run(&["a", "--measure", "--worker", "no-worker"]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(71), "{text}");

@@ -8,9 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use super::App;
-use crate::view::{
-    BusView, CountersView, EventView, InstanceView, MemoryView, StepTimes, View,
-};
+use crate::view::{BusView, CountersView, EventView, InstanceView, MemoryView, StepTimes, View};
 
 /// The view with its durations as numbers. `memory` is null until it is measured; `bus` has one entry for each
 /// memory that serving instances read from.

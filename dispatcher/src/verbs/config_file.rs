@@ -21,6 +21,7 @@ const EXAMPLES: [(&str, &str); 15] = [
     ("ctx-size", "8192"),
     ("threads", "4"),
     ("n-gpu-layers", "99"),
+    ("devices", "\"0,1\""),
     ("memory-limit", "\"12GiB\""),
     ("api-key", "[\"a-long-random-text\"]"),
     ("api-key-file", "\"/etc/dispatcher/keys\""),
