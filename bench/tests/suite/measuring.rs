@@ -95,13 +95,6 @@ fn known_latencies_are_measured_within_a_millisecond_or_a_hundredth() {
     });
     agree("gap", &found_gap, &true_gap);
     agree("stall", &found_stall, &|s| largest(&gaps(&s.tokens)));
-    let found = 20.0 * 15.0 / (samples.last().unwrap().done_us as f64 / 1e6);
-    let begin = served.first().unwrap().received;
-    let wanted = 20.0 * 15.0 / (ms(begin, served.last().unwrap().tokens[19]) / 1e3);
-    assert!(
-        (found / wanted - 1.0).abs() < 0.01,
-        "{found} tok/s, in truth {wanted}"
-    );
     for sample in &samples {
         assert_eq!(sample.outcome, Outcome::Done);
         assert_eq!(
