@@ -21,6 +21,7 @@ pub mod flood;
 pub mod host;
 pub mod load;
 pub mod mark;
+pub mod plan;
 pub mod process;
 pub mod progress;
 pub mod random;

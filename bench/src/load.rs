@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -126,11 +127,8 @@ impl Run {
 
     async fn open_loop(self, starts: Vec<u64>) {
         let permits = Arc::new(Semaphore::new(IN_FLIGHT_MAX));
-        // The starts count from when the first could be sent, not from when the run was set up.
-        let begin_us = self.clock.now_us();
-        for (id, start_us) in (0..).zip(starts) {
-            let intended_us = begin_us + start_us;
-            tokio::time::sleep_until(self.clock.instant(intended_us).into()).await;
+        let mut due = schedule(self.clock, starts);
+        while let Some((id, intended_us)) = due.recv().await {
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
                 return;
             };
@@ -141,4 +139,26 @@ impl Run {
             });
         }
     }
+}
+
+/// Gives each request's number and intended start when it is due. A thread sleeps more finely than the event
+/// loop's timer, which is as fine as a millisecond.
+fn schedule(clock: Clock, starts: Vec<u64>) -> mpsc::Receiver<(u64, u64)> {
+    let (sender, receiver) = mpsc::channel(IN_FLIGHT_MAX);
+    // The starts count from when the first could be sent, not from when the run was set up.
+    let begin_us = clock.now_us();
+    std::thread::spawn(move || {
+        for (id, start_us) in (0..).zip(starts) {
+            let intended_us = begin_us + start_us;
+            let wait = clock
+                .instant(intended_us)
+                .saturating_duration_since(Instant::now());
+            std::thread::sleep(wait);
+            // The receiver goes only when the whole run was given up.
+            if sender.blocking_send((id, intended_us)).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
 }

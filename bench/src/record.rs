@@ -26,6 +26,8 @@ pub enum Record {
         run: u32,
         surroundings: Box<Surroundings>,
     },
+    /// What the server's own planner predicted for the run.
+    Plan { plan: serde_json::Value },
     /// A cell begins.
     Cell { cell: u32, what: Cell },
     /// A request of a cell has ended.
@@ -82,16 +84,21 @@ pub struct Recorded {
     pub unfinished: Vec<Cell>,
     /// The next number that a cell of it may have.
     pub next_cell: u32,
+    /// What was predicted.
+    pub plan: Option<serde_json::Value>,
 }
 
 impl Recorded {
-    fn new(run: Run) -> Self {
+    /// A run of which nothing is measured yet.
+    #[must_use]
+    pub fn new(run: Run) -> Self {
         Self {
             run,
             cells: Vec::new(),
             failures: Vec::new(),
             unfinished: Vec::new(),
             next_cell: 0,
+            plan: None,
         }
     }
 
@@ -153,6 +160,7 @@ pub fn read(path: &Path) -> Result<Vec<Recorded>, BenchError> {
 fn take(recorded: &mut Recorded, open: &mut BTreeMap<u32, Measured>, record: Record) {
     match record {
         Record::Run(_) | Record::Resumed { .. } => {}
+        Record::Plan { plan } => recorded.plan = Some(plan),
         Record::Cell { cell, what } => {
             recorded.next_cell = recorded.next_cell.max(cell.saturating_add(1));
             open.insert(cell, Measured::new(what, cell, Vec::new()));

@@ -454,9 +454,10 @@ pub fn load(cells: &[Measured], failures: &[String], slo: Slo) -> String {
         + &footer(&rows, failures)
 }
 
-/// K × slots as a grid of aggregate tokens per second, one for each arm and load.
+/// K × slots as a grid of aggregate tokens per second, one for each arm and load; what its marks mean stands under
+/// the table of all columns, [`scale`].
 #[must_use]
-pub fn surface(cells: &[Measured], failures: &[String]) -> String {
+pub fn surface(cells: &[Measured]) -> String {
     let rows = rows(cells);
     let warm: Vec<&Row> = rows.iter().filter(|row| !row.cell.cold).collect();
     let mut grids: Vec<(&str, Arrival)> = Vec::new();
@@ -476,7 +477,7 @@ pub fn surface(cells: &[Measured], failures: &[String]) -> String {
         text += &grid(&format!("{arm}, {}: K", load_words(&arrival)), &mine);
         text.push('\n');
     }
-    text + &footer(&rows, failures)
+    text
 }
 
 fn grid(corner: &str, rows: &[&Row]) -> String {

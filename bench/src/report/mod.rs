@@ -8,6 +8,7 @@ pub mod markdown;
 pub mod picture;
 pub mod plots;
 pub mod png;
+pub mod predicted;
 pub mod published;
 pub mod rows;
 pub mod svg;
@@ -31,8 +32,12 @@ pub fn markdown(recorded: &Recorded, slo: Slo) -> String {
     let cells = &recorded.cells;
     let table = match run.verb.as_str() {
         "single" => markdown::single(cells, &failures),
-        "scale" => markdown::scale(cells, &failures),
-        "surface" => markdown::surface(cells, &failures) + "\n" + &markdown::scale(cells, &[]),
+        "scale" => markdown::scale(cells, &failures) + &predicted::beside(recorded),
+        "surface" => {
+            markdown::surface(cells)
+                + &markdown::scale(cells, &failures)
+                + &predicted::beside(recorded)
+        }
         "load" => markdown::load(cells, &failures, slo),
         _ => markdown::sweep(cells, &failures),
     };

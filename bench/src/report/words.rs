@@ -90,6 +90,11 @@ fn sizes(rows: &[&Row], seed: u64) -> Option<String> {
         .copied()
         .collect();
     let base = mine.iter().find(|row| row.places() == (1, 1))?;
+    if base.sound.is_empty() && mine.len() > 1 {
+        return Some(
+            "No verdict on sizes: every run of one instance with one slot is marked.".into(),
+        );
+    }
     let held = base.footprint_bytes();
     #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^52 bytes")]
     let memory = |row: &Row| {
@@ -455,6 +460,19 @@ mod tests {
         let slower = surface(&[((1, 1), 50.0, 100), ((2, 1), 25.0, 200)]);
         let words = verdict(&slower, Slo::default(), 1);
         assert!(words[0].contains("--instances 1 --slots 1"), "{words:?}");
+    }
+
+    #[test]
+    fn without_a_sound_run_to_compare_with_there_is_no_verdict_and_that_is_said() {
+        let mut cells = surface(&[((1, 1), 50.0, 100), ((1, 8), 120.0, 110)]);
+        let single = |one: &&mut Measured| one.cell.size.is_some_and(|size| size.slots == 1);
+        for cell in cells.iter_mut().filter(single) {
+            cell.strain = Some(crate::strain::Strain {
+                heat_events: Some(1),
+                ..Default::default()
+            });
+        }
+        assert!(verdict(&cells, Slo::default(), 1)[0].starts_with("No verdict"));
     }
 
     #[test]

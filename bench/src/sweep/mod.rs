@@ -94,12 +94,12 @@ impl<'a> Runner<'a> {
             recorded
         } else {
             append(&Record::Run(Box::new(run.clone())))?;
+            if let Some(plan) = &matrix.plan {
+                append(&Record::Plan { plan: plan.clone() })?;
+            }
             Recorded {
-                run,
-                cells: Vec::new(),
-                failures: Vec::new(),
-                unfinished: Vec::new(),
-                next_cell: 0,
+                plan: matrix.plan.clone(),
+                ..Recorded::new(run)
             }
         };
         let loads = matrix.loads.len() as u64;

@@ -74,6 +74,8 @@ pub struct Matrix {
     pub patience: Patience,
     pub seed: u64,
     pub out: Option<PathBuf>,
+    /// What was predicted, to be kept with the results.
+    pub plan: Option<serde_json::Value>,
     /// An interrupted run in `out` goes on, if there is one.
     pub resume: bool,
 }
@@ -166,6 +168,7 @@ mod tests {
             patience: Patience::default(),
             seed: 1,
             out: None,
+            plan: None,
             resume: false,
         }
     }

@@ -16,6 +16,7 @@ use crate::contract::Contract;
 use crate::endpoint::Endpoint;
 use crate::error::BenchError;
 use crate::host::Surroundings;
+use crate::plan;
 use crate::record::{Recorded, Run};
 use crate::report;
 use crate::report::markdown::Slo;
@@ -221,6 +222,15 @@ pub(super) fn serving(
     launch(args, command)
 }
 
+/// What the dispatcher predicts for the sizes of `scale` and `surface`, where it is ours that is measured.
+fn planned(args: &MatrixArgs, asked: &Asked) -> Option<serde_json::Value> {
+    let model = args.serve.serve.as_deref()?;
+    let tokens = args.max_tokens.map_or(asked.max_tokens, |span| span.high);
+    matches!(asked.verb, "scale" | "surface")
+        .then(|| plan::ask(&dispatcher(args), model, tokens))
+        .flatten()
+}
+
 fn launch(args: &MatrixArgs, command: String) -> Result<Launch, BenchError> {
     let launch = Launch {
         command,
@@ -365,6 +375,7 @@ pub(super) fn measure(args: &MatrixArgs, asked: &Asked) -> Result<Recorded, Benc
         },
         seed: args.seed,
         out: args.out.clone(),
+        plan: planned(args, asked),
         resume: args.resume,
     };
     let workload = Arc::new(workload);

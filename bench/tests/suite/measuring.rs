@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Ending, Script, serve};
+use crate::support::{Ending, Script, Served, serve};
 use bench::arrival::Arrival;
 use bench::client::{Client, Patience};
 use bench::clock::Clock;
 use bench::endpoint::Endpoint;
 use bench::load::{Plan, drive};
 use bench::sample::{CountedBy, Outcome, Sample};
-use bench::statistics::{interpolated, median};
+use bench::statistics::{interpolated, median, weighted};
 use bench::workload::Workload;
 
 fn measure(url: &str, arrival: Arrival, requests: u64) -> Vec<Sample> {
@@ -58,21 +58,43 @@ fn known_latencies_are_measured_within_a_millisecond_or_a_hundredth() {
     let samples = measure(&server.url, ONE, 15);
     let served = server.served.lock().unwrap();
     let ms = |from: std::time::Instant, to: std::time::Instant| (to - from).as_secs_f64() * 1e3;
-    let true_ttft: Vec<f64> = served.iter().map(|s| ms(s.received, s.tokens[0])).collect();
-    let true_tpot: Vec<f64> = served
-        .iter()
-        .map(|s| ms(s.tokens[0], s.tokens[19]) / 19.0)
-        .collect();
-    let ttft: Vec<f64> = samples.iter().filter_map(Sample::ttft_ms).collect();
-    let tpot: Vec<f64> = samples.iter().filter_map(Sample::tpot_ms).collect();
-    // Medians: on a busy machine a single request may be off by what the scheduler takes.
-    let (found, wanted) = (median(&ttft).unwrap(), median(&true_ttft).unwrap());
-    assert!(
-        near(found, wanted),
-        "first token after {found} ms, in truth {wanted}"
-    );
-    let (found, wanted) = (median(&tpot).unwrap(), median(&true_tpot).unwrap());
-    assert!(near(found, wanted), "{found} ms a token, in truth {wanted}");
+    let gaps = |tokens: &[std::time::Instant]| -> Vec<f64> {
+        tokens.windows(2).map(|two| ms(two[0], two[1])).collect()
+    };
+    let true_gap = |served: &Served| median(&gaps(&served.tokens)).unwrap();
+    let found_gap = |sample: &Sample| {
+        let gaps: Vec<(f64, f64)> = sample.weighted_gaps().collect();
+        weighted(&gaps, 0.5)
+    };
+    let largest = |gaps: &[f64]| gaps.iter().copied().fold(0.0, f64::max);
+    let found_stall = |sample: &Sample| {
+        let gaps: Vec<f64> = sample.weighted_gaps().map(|(gap, _)| gap).collect();
+        Some(largest(&gaps))
+    };
+    let agree =
+        |what: &str, found: &dyn Fn(&Sample) -> Option<f64>, truth: &dyn Fn(&Served) -> f64| {
+            let mut off: Vec<(bool, f64, f64)> = samples
+                .iter()
+                .zip(served.iter())
+                .map(|(sample, served)| {
+                    let (found, truth) = (found(sample).unwrap(), truth(served));
+                    (near(found, truth), found, truth)
+                })
+                .collect();
+            off.retain(|(near, ..)| !near);
+            // What the client gets wrong it gets wrong in every request; what a busy machine's scheduler takes, it
+            // takes from some.
+            assert!(off.len() < samples.len() * 2 / 3, "{what}: {off:?}");
+        };
+    agree("TTFT", &Sample::ttft_ms, &|s| ms(s.received, s.tokens[0]));
+    agree("TPOT", &Sample::tpot_ms, &|s| {
+        ms(s.tokens[0], s.tokens[19]) / 19.0
+    });
+    agree("total", &|sample| Some(sample.total_ms()), &|s| {
+        ms(s.received, s.tokens[19])
+    });
+    agree("gap", &found_gap, &true_gap);
+    agree("stall", &found_stall, &|s| largest(&gaps(&s.tokens)));
     for sample in &samples {
         assert_eq!(sample.outcome, Outcome::Done);
         assert_eq!(

@@ -38,7 +38,7 @@ fn the_study_prints_its_three_tables_beside_the_studys_own_and_writes_its_pages(
         "| server | 3×1 | concurrency 4 | 4/4 |",
         "| server | 1×8 | concurrency 2 | 4/4 |",
         "## Study: the verdict",
-        "K=3 costs",
+        "× the memory for",
         "run `--instances",
     ] {
         assert!(text.contains(part), "{part}\n{text}");
