@@ -7,6 +7,7 @@ use serde::Serialize;
 pub use crate::budget::MemoryView;
 use crate::fleet::{Fleet, Place};
 use crate::machine::Tick;
+use crate::machine::event::KeyId;
 use crate::machine::snapshot::{InstanceSnapshot, Snapshot};
 use crate::process::Child;
 use crate::reconfigure::Reconfigure;
@@ -70,6 +71,8 @@ pub(crate) fn compose(
         instances,
         queue: QueueView {
             waiting: small(queue.waiting),
+            by_priority: queue.by_priority,
+            keys: snapshot.keys.iter().map(key).collect(),
             running: small(queue.running),
             limit: small(queue.limit),
             bytes: queue.bytes,
@@ -134,6 +137,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+fn key((key, waiting): &(KeyId, u64)) -> KeyView {
+    KeyView {
+        key: format!("{:016x}", key.0),
+        waiting: *waiting,
+    }
+}
+
 fn small(count: u64) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
@@ -187,6 +197,10 @@ pub struct EventView {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct QueueView {
     pub waiting: u32,
+    /// Waiting entries of priority high, normal and low.
+    pub by_priority: [u64; 3],
+    /// Keys with the most waiting entries, the most first.
+    pub keys: Vec<KeyView>,
     pub running: u32,
     pub limit: u32,
     pub bytes: u64,
@@ -194,6 +208,14 @@ pub struct QueueView {
     pub tokens: u64,
     pub tokens_limit: u64,
     pub oldest_wait: Option<Duration>,
+}
+
+/// One API key's share of the queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct KeyView {
+    /// A hash of it.
+    pub key: String,
+    pub waiting: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
