@@ -1,8 +1,9 @@
 //! What the user typed: the command line as text, before anything is decided.
 
 use std::ffi::OsString;
+use std::fmt::Write as _;
 
-use clap::{Args as ClapArgs, Parser, Subcommand};
+use clap::{Args as ClapArgs, CommandFactory as _, Parser, Subcommand};
 
 use crate::service::{Manager, ServiceVerb};
 use crate::verbs::chat::ChatArgs;
@@ -42,7 +43,7 @@ pub enum Verb {
         #[arg(long)]
         json: bool,
     },
-    /// Tell the running dispatcher (of `--port` or `--run-dir`) to read its configuration again and to replace its workers.
+    /// Have the running dispatcher read its configuration again and replace its workers.
     Reload,
     /// The settings: what they come to, a file to begin with.
     Config {
@@ -95,6 +96,48 @@ pub enum ConfigVerb {
     },
     /// Print the file's JSON schema, for editors.
     Schema,
+}
+
+/// The verbs as the help groups them; one that is in no group stands in the last.
+const GROUPS: [(&str, &[&str]); 5] = [
+    ("Serve", &["serve", "reload", "service"]),
+    ("Use", &["chat", "bench"]),
+    ("Look", &["status", "doctor"]),
+    ("Set up", &["config"]),
+    ("Other", &[]),
+];
+
+/// The command line with its verbs in groups, which clap has for flags alone: it is told to list none,
+/// and the list stands before the flags.
+#[must_use]
+pub fn command() -> clap::Command {
+    let command = Args::command();
+    let mut lines = vec![String::new(); GROUPS.len()];
+    for verb in command.get_subcommands() {
+        let name = verb.get_name();
+        let group = GROUPS.iter().position(|(_, names)| names.contains(&name));
+        let about = verb
+            .get_about()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            lines[group.unwrap_or(GROUPS.len() - 1)],
+            "  {name:<12} {about}"
+        );
+    }
+    let groups = GROUPS.iter().zip(&lines);
+    let groups: Vec<_> = groups
+        .map(|((name, _), lines)| format!("{name}:\n{lines}"))
+        .collect();
+    command
+        .mut_subcommands(|verb| verb.hide(true))
+        .override_usage("dispatcher [OPTIONS] [COMMAND]")
+        .before_help(groups.join("\n"))
+        .before_long_help(groups.join("\n"))
+        .help_template(
+            "{about-with-newline}\n{usage-heading} {usage}\n\n{before-help}{all-args}{after-help}",
+        )
 }
 
 /// Every setting, as typed. Meaning and bounds are `config`'s.
@@ -305,8 +348,6 @@ impl Settings {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]

@@ -4,15 +4,16 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory as _, Parser as _, ValueEnum as _};
-use dispatcher::cli::{Args, ConfigVerb, Settings, Verb};
+use clap::{CommandFactory as _, FromArgMatches as _, ValueEnum as _};
+use dispatcher::cli::{self, Args, ConfigVerb, Settings, Verb};
 use dispatcher::config::{Config, Surroundings};
 use dispatcher::error::{EXIT_CONFIG, RunError};
 use dispatcher::service::Manager;
 use dispatcher::verbs::{self, VerbError, bench, chat, config_file, doctor, status};
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let matched = cli::command().try_get_matches();
+    let args = match matched.and_then(|matches| Args::from_arg_matches(&matches)) {
         Ok(args) => args,
         Err(error) => return refuse(&error),
     };

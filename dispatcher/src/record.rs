@@ -149,6 +149,8 @@ fn log_request(record: &RequestRecord) {
     let total_ms = record.ended.since(record.received).as_secs_f64() * 1e3;
     tracing::info!(
         request = record.request.0,
+        key = format_args!("{:016x}", record.key.0),
+        prompt_bytes = record.prompt_bytes,
         outcome = outcome_word(&record.outcome),
         instance = record.instance.map(|instance| instance.0),
         attempts = record.attempts,

@@ -10,6 +10,7 @@ pub use crate::bus::{BusView, StepTimes};
 use crate::effect::Bus;
 use crate::fleet::{Fleet, Place};
 use crate::machine::Tick;
+use crate::machine::event::KeyId;
 use crate::machine::snapshot::{InstanceSnapshot, Snapshot};
 use crate::process::Child;
 use crate::reconfigure::Reconfigure;
@@ -85,6 +86,8 @@ pub(crate) fn compose(
         instances,
         queue: QueueView {
             waiting: small(queue.waiting),
+            by_priority: queue.by_priority,
+            keys: snapshot.keys.iter().map(key).collect(),
             running: small(queue.running),
             limit: small(queue.limit),
             bytes: queue.bytes,
@@ -176,6 +179,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+fn key((key, waiting): &(KeyId, u64)) -> KeyView {
+    KeyView {
+        key: format!("{:016x}", key.0),
+        waiting: *waiting,
+    }
+}
+
 fn small(count: u64) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
@@ -238,6 +248,10 @@ pub struct EventView {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct QueueView {
     pub waiting: u32,
+    /// Waiting entries of priority high, normal and low.
+    pub by_priority: [u64; 3],
+    /// Keys with the most waiting entries, the most first.
+    pub keys: Vec<KeyView>,
     pub running: u32,
     pub limit: u32,
     pub bytes: u64,
@@ -245,6 +259,14 @@ pub struct QueueView {
     pub tokens: u64,
     pub tokens_limit: u64,
     pub oldest_wait: Option<Duration>,
+}
+
+/// One API key's share of the queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct KeyView {
+    /// A hash of it.
+    pub key: String,
+    pub waiting: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -9,9 +9,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use clap::CommandFactory as _;
-use dispatcher::cli::Args;
-
 /// A directory to run in, with an empty environment: a models folder, and a worker program that only
 /// says which engine it has.
 struct Place {
@@ -94,7 +91,7 @@ fn model() -> Vec<u8> {
 
 /// Help as text of a fixed width, whatever terminal the tests run in.
 fn help() -> String {
-    Args::command()
+    dispatcher::cli::command()
         .term_width(100)
         .render_long_help()
         .to_string()

@@ -8,7 +8,9 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use super::App;
-use crate::view::{BusView, CountersView, EventView, InstanceView, MemoryView, StepTimes, View};
+use crate::view::{
+    BusView, CountersView, EventView, InstanceView, KeyView, MemoryView, StepTimes, View,
+};
 
 /// The view with its durations as numbers. `memory` is null until it is measured; `bus` has one entry for each
 /// memory that serving instances read from.
@@ -25,7 +27,7 @@ struct Status<'a> {
     context_tokens: Option<u32>,
     vocabulary: Option<u32>,
     instances: &'a [InstanceView],
-    queue: Queue,
+    queue: Queue<'a>,
     counters: &'a CountersView,
     events: &'a [EventView],
     reloads: u64,
@@ -36,8 +38,10 @@ struct Status<'a> {
 }
 
 #[derive(Serialize)]
-struct Queue {
+struct Queue<'a> {
     waiting: u32,
+    by_priority: [u64; 3],
+    keys: &'a [KeyView],
     running: u32,
     limit: u32,
     bytes: u64,
@@ -67,6 +71,8 @@ fn of<'a>(view: &'a View, served_model: &'a str) -> Status<'a> {
         instances: &view.instances,
         queue: Queue {
             waiting: queue.waiting,
+            by_priority: queue.by_priority,
+            keys: &queue.keys,
             running: queue.running,
             limit: queue.limit,
             bytes: queue.bytes,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use proto::{Generation, InstanceId, RequestId};
 
 use super::action::Outcome;
-use super::event::ExitStatus;
+use super::event::{ExitStatus, KeyId};
 use super::tick::Tick;
 
 /// What the machine has to say to the metrics, the log and the crash records.
@@ -57,6 +57,9 @@ pub enum ExitCause {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestRecord {
     pub request: RequestId,
+    /// A hash of its API key.
+    pub key: KeyId,
+    pub prompt_bytes: u64,
     pub received: Tick,
     /// First assignment: queue wait is from `received` to here.
     pub assigned: Option<Tick>,

@@ -107,6 +107,8 @@ pub(super) struct Queue {
     /// Where a key that comes back starts: what the last chosen key had been served.
     floor: u64,
     total: Held,
+    /// Waiting entries of each priority.
+    by_priority: [u64; CLASSES],
     keys_with_work: usize,
 }
 
@@ -125,6 +127,7 @@ impl Queue {
             debtors: BTreeSet::new(),
             floor: 0,
             total: Held::default(),
+            by_priority: [0; CLASSES],
             keys_with_work: 0,
         }
     }
@@ -137,6 +140,7 @@ impl Queue {
             key.held.add(&ticket);
         });
         self.total.add(&ticket);
+        self.by_priority[ticket.priority as usize] += 1;
         self.by_arrival.insert(ticket.sequence, ticket.request);
         let entry = Entry {
             ticket,
@@ -182,6 +186,7 @@ impl Queue {
         let ticket = self.entries.remove(&request)?.ticket;
         self.by_arrival.remove(&ticket.sequence);
         self.total.remove(&ticket);
+        self.by_priority[ticket.priority as usize] -= 1;
         self.with_key(ticket.key, |key, _| key.held.remove(&ticket));
         Some(ticket)
     }
@@ -328,6 +333,21 @@ impl Queue {
         self.total
     }
 
+    /// Waiting entries of priority high, normal and low.
+    pub(super) fn by_priority(&self) -> [u64; CLASSES] {
+        self.by_priority
+    }
+
+    /// The keys with the most waiting entries, at most `max`, the most first.
+    pub(super) fn fullest(&self, max: usize) -> Vec<(KeyId, u64)> {
+        let waiting = |(id, key): (&KeyId, &Key)| (*id, key.held.entries);
+        let mut all: Vec<_> = self.keys.iter().map(waiting).collect();
+        all.retain(|(_, entries)| *entries > 0);
+        all.sort_by_key(|(_, entries)| std::cmp::Reverse(*entries));
+        all.truncate(max);
+        all
+    }
+
     pub(super) fn held_by(&self, key: KeyId) -> Held {
         self.keys.get(&key).map(|key| key.held).unwrap_or_default()
     }
@@ -349,9 +369,12 @@ impl Queue {
 
     pub(super) fn check(&self) {
         let mut total = Held::default();
+        let mut by_priority = [0; CLASSES];
         for entry in self.entries.values() {
             total.add(&entry.ticket);
+            by_priority[entry.ticket.priority as usize] += 1;
         }
+        assert_eq!(by_priority, self.by_priority, "each entry has one priority");
         assert_eq!(total, self.total, "the queue's totals are its entries'");
         assert_eq!(
             self.by_arrival.len(),

@@ -190,6 +190,8 @@ impl Request {
     pub(super) fn record(&self, outcome: Outcome, now: Tick) -> RequestRecord {
         RequestRecord {
             request: self.id,
+            key: self.ticket.key,
+            prompt_bytes: self.prompt_bytes,
             received: self.received,
             assigned: self.assigned,
             first_token: self.first_token,

@@ -5,9 +5,12 @@ use std::time::Duration;
 use proto::{Generation, InstanceId};
 
 use super::dispatch::{Dispatch, Shutdown};
-use super::event::MemoryPressure;
+use super::event::{KeyId, MemoryPressure};
 use super::instance::{Instance, State, reason};
 use super::tick::Tick;
+
+/// Keys of the queue in a picture.
+const KEYS_SHOWN: usize = 8;
 
 /// One consistent picture.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +21,8 @@ pub struct Snapshot {
     pub draining: bool,
     pub instances: Vec<InstanceSnapshot>,
     pub queue: QueueSnapshot,
+    /// Keys with the most waiting entries, the most first.
+    pub keys: Vec<(KeyId, u64)>,
     pub counters: Counters,
 }
 
@@ -50,6 +55,8 @@ pub struct InstanceSnapshot {
 pub struct QueueSnapshot {
     /// Waiting entries, measuring and resumed ones included.
     pub waiting: u64,
+    /// Waiting entries of priority high, normal and low.
+    pub by_priority: [u64; 3],
     /// Requests that have a slot.
     pub running: u64,
     pub limit: u64,
@@ -107,6 +114,7 @@ impl Dispatch {
                 .collect(),
             queue: QueueSnapshot {
                 waiting: total.entries,
+                by_priority: self.queue.by_priority(),
                 running,
                 limit: u64::from(self.policy.queue_entries_max),
                 bytes: total.bytes,
@@ -115,6 +123,7 @@ impl Dispatch {
                 tokens_limit: self.policy.queue_tokens_max,
                 oldest_wait: oldest.map(|request| now.since(request.received)),
             },
+            keys: self.queue.fullest(KEYS_SHOWN),
             counters: self.counters,
         }
     }

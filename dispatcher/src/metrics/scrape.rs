@@ -343,6 +343,8 @@ mod tests {
     fn record(outcome: Outcome) -> Measurement {
         Measurement::Request(Box::new(RequestRecord {
             request: RequestId(1),
+            key: crate::machine::event::KeyId(0),
+            prompt_bytes: 160,
             received: Tick::from_micros(1_000_000),
             assigned: Some(Tick::from_micros(1_250_000)),
             first_token: Some(Tick::from_micros(1_500_000)),

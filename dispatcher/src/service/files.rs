@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_edited_newer_or_anothers_stops_all_before_anything_is_written() {
+    fn what_is_edited_or_newer_or_foreign_stops_all_before_anything_is_written() {
         let folder = tempfile::tempdir().unwrap();
         let all = definitions(folder.path());
         write(&all, false).unwrap();

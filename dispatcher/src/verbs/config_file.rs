@@ -12,7 +12,7 @@ use crate::config::{Config, KEYS};
 use crate::service::write_whole;
 
 /// A value for each setting whose default depends on the machine or the model.
-const EXAMPLES: [(&str, &str); 15] = [
+const EXAMPLES: [(&str, &str); 16] = [
     ("engine", "\"llama\""),
     ("model", "\"/srv/models/qwen2.5-7b-instruct-q4_k_m.gguf\""),
     ("models-dir", "\"/srv/models\""),

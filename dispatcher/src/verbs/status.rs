@@ -207,6 +207,27 @@ fn queue(out: &mut String, status: &Value) {
         bytes(number("bytes_limit")),
         number("running")
     );
+    let none = Vec::new();
+    if number("waiting") > 0 {
+        let of = |class: usize| queue["by_priority"][class].as_u64().unwrap_or_default();
+        let _ = write!(
+            out,
+            "          priority high {}, normal {}, low {}",
+            of(0),
+            of(1),
+            of(2)
+        );
+        for one in queue["keys"].as_array().unwrap_or(&none) {
+            let key = one["key"].as_str().unwrap_or_default();
+            let key = key.get(..8).unwrap_or(key);
+            let _ = write!(
+                out,
+                "; key {key} {}",
+                one["waiting"].as_u64().unwrap_or_default()
+            );
+        }
+        out.push('\n');
+    }
     let count = |key: &str| status["counters"][key].as_u64().unwrap_or_default();
     let _ = writeln!(
         out,
@@ -330,7 +351,7 @@ mod tests {
                  "running": 0, "slots": 0, "restarts": 8, "crashes": 6}
             ],
             "queue": {"waiting": 3, "running": 7, "limit": 1024, "bytes": 9000, "bytes_limit": 268_435_456,
-                      "tokens": 900, "tokens_limit": 16_777_216, "oldest_wait_us": 2_100_000},
+                      "by_priority": [1, 2, 0], "keys": [{"key": "00aa11bb22cc33dd", "waiting": 3}], "tokens": 900, "tokens_limit": 16_777_216, "oldest_wait_us": 2_100_000},
             "counters": {"accepted": 90, "completed": 78, "failed": 1, "cancelled": 1, "denied": 2, "failovers": 4},
             "last_reload_error": "slots = 0: must be at least 1",
             "events": [

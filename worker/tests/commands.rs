@@ -1,4 +1,4 @@
-//! Every command in README.md and docs/OPERATING.md is executed, against a server and stand-ins for the service managers.
+//! Commands against a running dispatcher: every one in README.md and docs/OPERATING.md is executed, and what they say holds.
 
 #![expect(
     clippy::unwrap_used,
@@ -190,4 +190,101 @@ fn every_command_in_the_running_text_is_one_that_the_program_takes() {
         }
     }
     assert!(seen >= 8, "only {seen} commands were found");
+}
+
+/// What a command prints, which must succeed.
+fn said(system: &System, words: &[&str]) -> String {
+    let output = Command::new(dispatcher_program())
+        .args(words)
+        .arg("--run-dir")
+        .arg(system.run_directory.path().join("run"))
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{words:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn the_status_shows_instances_latencies_events_and_the_dead_ones_last_words() {
+    let system = System::scripted("step_us=1000", &["--instances", "2", "--slots", "4"]);
+    for _ in 0..8 {
+        system::client::stream(&system.address, &system::client::chat("hello", 4))
+            .assert_complete();
+    }
+    system::kill(system.worker_pids()[1], nix::sys::signal::Signal::SIGKILL);
+    system.await_status("the next worker", |status| {
+        status["instances"][1]["restarts"] == 1 && status["instances"][1]["state"] == "ready"
+    });
+    let text = said(&system, &["status"]);
+    for words in [
+        "\nready\n",
+        "0         ready",
+        "8 accepted, 8 completed",
+        "the worker of instance 1 died (external): signal 9",
+        "instance 1 is ready",
+    ] {
+        assert!(text.contains(words), "{words:?} is missing:\n{text}");
+    }
+    let first_token = text
+        .lines()
+        .find(|line| line.starts_with("first token"))
+        .unwrap();
+    assert!(
+        first_token.contains(" ms ") && first_token.ends_with(" 8"),
+        "{first_token}"
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&said(&system, &["status", "--json"])).unwrap();
+    assert_eq!(json["pid"], system.pid());
+    assert_eq!(json["latency"]["first_token"]["count"], 8);
+    assert!(json["latency"]["first_token"]["p50_s"].is_f64());
+    assert!(
+        json["latency"]["first_token"]["p99_s"].is_null(),
+        "too few to say"
+    );
+    let crashes = said(&system, &["status", "--crashes"]);
+    assert!(
+        crashes.contains("instance 1, external, signal 9"),
+        "{crashes}"
+    );
+    // The request log has a fingerprint of the key and sizes.
+    let log = system.read_log();
+    let line = log
+        .lines()
+        .find(|line| line.contains("\"prompt_bytes\""))
+        .unwrap();
+    assert!(line.contains("\"key\":\"0000000000000000\""), "{line}");
+}
+
+#[test]
+fn a_chat_talks_with_the_server_that_runs_and_else_starts_one_that_ends_with_it() {
+    let system = System::scripted("step_us=1000,length=6", &[]);
+    let answer = said(&system, &["chat", "hello", "--max-tokens", "6"]);
+    assert!(answer.split_whitespace().count() >= 2, "{answer:?}");
+    let folder = tempfile::Builder::new()
+        .prefix("dsp")
+        .tempdir_in("/tmp")
+        .unwrap();
+    let output = Command::new(dispatcher_program())
+        .args([
+            "chat",
+            "hello",
+            "--max-tokens",
+            "6",
+            "--scripted",
+            "step_us=1000,length=6",
+        ])
+        .arg("--run-dir")
+        .arg(folder.path().join("none"))
+        .env("TMPDIR", folder.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let answer = String::from_utf8(output.stdout).unwrap();
+    assert!(answer.split_whitespace().count() >= 2, "{answer:?}");
+    // Its folder, and with it the server that wrote there, is gone.
+    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
 }
