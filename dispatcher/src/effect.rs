@@ -180,6 +180,17 @@ impl World {
                     device = ready.device, slots = ready.slots, model = ready.model.name,
                     "worker ready on {}", ready.device
                 );
+                if let Some(device) = place
+                    .device
+                    .as_ref()
+                    .filter(|_| ready.device.contains("CPU"))
+                {
+                    tracing::warn!(
+                        %instance,
+                        "was given the device {device} and computes on {}: the worker's build has no engine for it",
+                        ready.device
+                    );
+                }
                 place.ready = Some(ready);
                 self.ever_ready = true;
                 Event::Ready {
