@@ -174,12 +174,6 @@ impl World {
                 ready,
             } => {
                 let place = self.fleet.current(instance, generation)?;
-                let facts = Place::facts(&ready);
-                tracing::info!(
-                    %instance, %generation,
-                    device = ready.device, slots = ready.slots, model = ready.model.name,
-                    "worker ready on {}", ready.device
-                );
                 if let Some(device) = place
                     .device
                     .as_ref()
@@ -191,6 +185,12 @@ impl World {
                         ready.device
                     );
                 }
+                let facts = Place::facts(&ready);
+                tracing::info!(
+                    %instance, %generation,
+                    device = ready.device, slots = ready.slots, model = ready.model.name,
+                    "worker ready on {}", ready.device
+                );
                 place.ready = Some(ready);
                 self.ever_ready = true;
                 Event::Ready {

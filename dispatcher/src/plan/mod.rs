@@ -21,5 +21,5 @@ pub use curve::Curve;
 pub use error::PlanError;
 pub use model::{ModelError, ModelFacts};
 pub use predict::{Buses, Cell, Memory, Question, Workload, predict};
-pub use prepare::{Bandwidth, Prepared, predict_file, prepare};
+pub use prepare::{Bandwidth, Prepared, prepare};
 pub use recommend::{Recommendation, recommend};

@@ -1,13 +1,11 @@
 //! Brings together what a prediction is made from: the model's header, this machine's memory, timed steps.
 
-use std::path::Path;
-
 use serde::Serialize;
 
 use super::calibration::{self, Calibration, Calibrations};
 use super::curve::Curve;
-use super::model::{ModelError, ModelFacts};
-use super::predict::{Buses, Cell, Memory, Question, Workload, predict};
+use super::model::ModelFacts;
+use super::predict::{Buses, Memory, Question, Workload};
 use crate::bus::{Machine, Measurement, Processor, Store, datasheet, store};
 use crate::config::Sizing;
 use crate::memory::{Costs, Size};
@@ -259,45 +257,6 @@ fn memory(model: &ModelFacts, sizing: &Sizing) -> Memory {
     }
 }
 
-/// The cells that a header and a bandwidth predict, for reports that hold them against what was
-/// measured: with the steps' times where some are known, otherwise with guesses for `processor`.
-///
-/// # Errors
-/// Where the model's header cannot be read.
-pub fn predict_file(
-    model: &Path,
-    workload: Workload,
-    gb_per_s: f64,
-    processor: Processor,
-    curve: Option<Curve>,
-    sizes: &[(u32, u32)],
-) -> Result<Vec<Cell>, ModelError> {
-    let facts = ModelFacts::read(model)?;
-    let question = Question {
-        weights: facts.weights,
-        kv_bytes_per_token: facts.kv_bytes_per_token,
-        workload,
-        buses: Buses {
-            gb_per_s: Some(gb_per_s),
-            count: 1,
-        },
-        curve: curve.or_else(|| Some(Curve::assumed(&facts.weights, gb_per_s, processor))),
-        memory: Memory {
-            costs: facts.costs,
-            usable: u64::MAX,
-            context_tokens: facts
-                .context_length
-                .unwrap_or(CONTEXT_DEFAULT)
-                .min(CONTEXT_DEFAULT),
-            per_device: false,
-        },
-    };
-    Ok(sizes
-        .iter()
-        .flat_map(|(instances, slots)| predict(&question, &[*instances], &[*slots]))
-        .collect())
-}
-
 impl Prepared {
     /// Bytes of memory that may be taken, for people.
     #[must_use]
@@ -309,7 +268,7 @@ impl Prepared {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
 
     use super::*;
     use crate::bus::store::now;
@@ -455,35 +414,5 @@ mod tests {
         assert!(found.cache_resident);
         assert_eq!(found.question.buses.gb_per_s, None);
         assert_eq!(found.question.curve, None);
-    }
-
-    #[test]
-    fn a_report_gets_a_cell_for_each_of_its_own() {
-        let folder = tempfile::tempdir().unwrap();
-        model(folder.path());
-        let sizes = [(1, 1), (1, 8), (3, 1)];
-        let cells = predict_file(folder.path(), WORKLOAD, 20.0, Processor::Cpu, None, &sizes);
-        let cells = cells.unwrap();
-        let found: Vec<_> = cells
-            .iter()
-            .map(|cell| (cell.instances, cell.slots))
-            .collect();
-        assert_eq!(found, sizes);
-        assert!(
-            cells
-                .iter()
-                .all(|cell| cell.estimate_tokens_per_s <= cell.ceiling_tokens_per_s)
-        );
-        assert!(
-            predict_file(
-                Path::new("/none"),
-                WORKLOAD,
-                1.0,
-                Processor::Cpu,
-                None,
-                &sizes
-            )
-            .is_err()
-        );
     }
 }
