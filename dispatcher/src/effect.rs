@@ -182,6 +182,17 @@ impl World {
                 ready,
             } => {
                 let place = self.fleet.current(instance, generation)?;
+                if let Some(device) = place
+                    .device
+                    .as_ref()
+                    .filter(|_| ready.device.contains("CPU"))
+                {
+                    tracing::warn!(
+                        %instance,
+                        "was given the device {device} and computes on {}: the worker's build has no engine for it",
+                        ready.device
+                    );
+                }
                 let facts = Place::facts(&ready);
                 tracing::info!(
                     %instance, %generation,

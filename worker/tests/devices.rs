@@ -11,17 +11,17 @@ const CHAT: &str = "/v1/chat/completions";
 /// What each instance was given, and what its worker saw.
 fn places(status: &Value) -> Vec<(String, String)> {
     let text = |one: &Value, key: &str| one[key].as_str().unwrap_or("").to_owned();
-    status["instances"]
-        .as_array()
-        .unwrap()
-        .iter()
+    instances(status)
         .map(|one| (text(one, "assigned_device"), text(one, "device")))
         .collect()
 }
 
+fn instances(status: &Value) -> impl Iterator<Item = &Value> {
+    status["instances"].as_array().into_iter().flatten()
+}
+
 fn all_ready(status: &Value) -> bool {
-    let mut instances = status["instances"].as_array().unwrap().iter();
-    instances.all(|one| one["state"] == "ready")
+    instances(status).count() > 0 && instances(status).all(|one| one["state"] == "ready")
 }
 
 #[test]

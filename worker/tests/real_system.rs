@@ -170,3 +170,40 @@ fn real_model_streamed_and_whole_answers_are_the_same_text() {
         assert_eq!(whole.body["usage"][count], usage[count], "{count}");
     }
 }
+
+#[test]
+fn real_model_the_bus_is_measured_in_an_idle_moment_and_its_use_is_shown() {
+    let system = System::llama(&["--slots", "2"]);
+    let measured = system.await_status("a measured bus", |status| {
+        status["bus"][0]["source"] == "measured"
+    });
+    let bus = &measured["bus"][0];
+    assert_eq!(bus["device"], "CPU", "{bus}");
+    assert!(
+        bus["best_gb_per_s"].as_f64() >= bus["median_gb_per_s"].as_f64(),
+        "{bus}"
+    );
+    let mut running = Events::open(
+        &system.address,
+        "/v1/chat/completions",
+        &chat("Count slowly to one hundred.", 400),
+    );
+    running.next_text();
+    let busy = system.await_status("a use of it", |status| {
+        let advice = status["bus"][0]["advice"].as_str();
+        advice.is_some_and(|words| words.contains("busy at batch 1:"))
+    });
+    let (bus, instance) = (&busy["bus"][0], &busy["instances"][0]);
+    let number = |value: &serde_json::Value| value.as_f64().unwrap();
+    // Weights of each counted step, and a little of the cache.
+    let weights = number(&instance["steps_per_s"]) * number(&instance["weight_bytes_per_step"]);
+    let read = number(&instance["bus_bytes_per_s"]);
+    assert!(read >= weights && read < weights * 1.2, "{instance}");
+    let usage = read / 1e9 / number(&bus["best_gb_per_s"]);
+    assert!((number(&bus["usage"]) / usage - 1.0).abs() < 1e-6, "{bus}");
+    assert!(
+        bus["advice"].as_str().unwrap().contains("busy at batch 1"),
+        "{bus}"
+    );
+    assert!(system.metric("dispatcher_bus_usage_ratio") >= 0.0);
+}

@@ -61,7 +61,7 @@ pub fn words(facts: &Facts<'_>) -> String {
         );
     }
     let Some(stepping) = view.usage_while_stepping.filter(|_| facts.batch > 0.0) else {
-        return "idle: no steps in the last seconds".to_owned();
+        return "idle: nothing was decoded in the last seconds".to_owned();
     };
     gains(facts, stepping)
 }

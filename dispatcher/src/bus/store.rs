@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::bandwidth::{self, Bandwidth, Plan};
 use super::machine::Machine;
+use crate::memory::pressure::Reading;
+use crate::memory::reading;
 
 /// A file of more bytes is not ours.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -17,6 +19,8 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 pub const PASSES: usize = 20;
 /// The best of an undisturbed measurement is at most so many times its median.
 const SETTLED: f64 = 1.15;
+/// So many times the array must be free in every bound on memory.
+const ROOM: u64 = 2;
 /// With fewer undisturbed passes there is no figure.
 const PASSES_MIN: usize = 8;
 
@@ -160,6 +164,11 @@ pub fn measure_now(machine: &Machine) -> Option<Measurement> {
 #[must_use]
 pub fn measure_while(machine: &Machine, may: &(dyn Fn() -> bool + Sync)) -> Option<Measurement> {
     let bytes = bandwidth::array_bytes(machine.cache_bytes, machine.memory_bytes)?;
+    // A cgroup may have far less than the machine, and others may have taken most of either.
+    let has_room = |reading: &Reading| reading.free() / ROOM >= bytes as u64;
+    if !reading::read().iter().all(has_room) {
+        return None;
+    }
     let found = bandwidth::measure_while(
         Plan {
             threads: machine.cores as usize,

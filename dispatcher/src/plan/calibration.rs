@@ -23,6 +23,9 @@ pub struct Calibration {
     pub curve: Curve,
     /// `plan --measure`, or `serving`.
     pub origin: String,
+    /// Processes that wanted a core before the steps were timed, as the system's load says; `None` where
+    /// nobody looked.
+    pub load_before: Option<f64>,
     /// Seconds since 1970.
     pub unix_s: u64,
 }
@@ -109,6 +112,7 @@ pub fn learnt(times: &StepTimes, model: &str) -> Option<Calibration> {
         model: model.to_owned(),
         curve: Curve::measured(points, prefill_s_per_token(times), Vec::new())?,
         origin: "serving".to_owned(),
+        load_before: None,
         unix_s: now(),
     })
 }

@@ -61,6 +61,7 @@ pub(super) fn measure(
     two_fit: bool,
     tell: &mut dyn FnMut(&str),
 ) -> Result<Calibration, PlanError> {
+    let load_before = sysinfo::System::load_average().ok().map(|load| load.one);
     let batches: Vec<u32> = BATCHES.into_iter().filter(|n| *n <= slots_max).collect();
     let slots = batches.last().copied().unwrap_or(1);
     tell(&format!("loading {} with {slots} slots", model.name));
@@ -102,6 +103,7 @@ pub(super) fn measure(
         model: model.name.clone(),
         curve: curve.ok_or_else(|| problem("no step was seen often enough"))?,
         origin: "plan --measure".to_owned(),
+        load_before,
         unix_s: now(),
     })
 }

@@ -12,6 +12,8 @@ use crate::memory::{Costs, Size};
 
 /// Context a slot gets where nobody said how much, in tokens; as the server's.
 const CONTEXT_DEFAULT: u32 = 4096;
+/// With more processes a core than this before the timing, others took part of the time.
+const BUSY_LOAD: f64 = 0.5;
 /// Of a device's memory, what is left to others, in percent.
 const DEVICE_HEADROOM_PERCENT: u64 = 5;
 /// A runtime's own memory on a device, in bytes.
@@ -101,6 +103,15 @@ pub fn prepare(
     let calibration = Calibrations::new(&sizing.cache_directory)
         .get(&key)
         .filter(|_| given.is_none());
+    if let Some(load) = calibration.as_ref().and_then(|known| known.load_before)
+        && load > f64::from(machine.cores) * BUSY_LOAD
+    {
+        notes.push(format!(
+            "steps were timed on a busy machine (load {load:.1} on {} cores): they are too long; time them \
+             again when it is quiet, with `--measure`",
+            machine.cores
+        ));
+    }
     let assumed = || Some(Curve::assumed(&model.weights, best?, processor));
     let curve = calibration
         .as_ref()
@@ -251,5 +262,157 @@ impl Prepared {
     #[must_use]
     pub fn usable(&self) -> Size {
         Size(self.question.memory.usable)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+    use crate::bus::store::now;
+    use crate::devices::Device;
+    use crate::memory::{Limit, LimitOrigin};
+    use crate::plan::calibration::Calibration;
+
+    const WORKLOAD: Workload = Workload {
+        prompt_tokens: 64,
+        output_tokens: 256,
+    };
+
+    fn sizing(cache: &Path) -> Sizing {
+        Sizing {
+            models_directory: PathBuf::new(),
+            cache_directory: cache.to_path_buf(),
+            worker: PathBuf::new(),
+            model: None,
+            context_tokens: None,
+            threads: None,
+            slots: None,
+            instances: None,
+            memory: Limit {
+                bytes: 24 << 30,
+                origin: LimitOrigin::Setting,
+            },
+            devices: Vec::new(),
+            is_mac: false,
+        }
+    }
+
+    fn machine(chip: &str) -> Machine {
+        Machine {
+            chip: chip.to_owned(),
+            cores: 4,
+            memory_bytes: 24 << 30,
+            cache_bytes: Some(32 << 20),
+            ..Machine::default()
+        }
+    }
+
+    /// A folder of one tensor of 40 MB that every step reads.
+    fn model(folder: &Path) -> ModelFacts {
+        let tensor = serde_json::json!({"lm_head.weight": {"data_offsets": [0, 40_000_000]}});
+        let header = tensor.to_string();
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.resize(bytes.len() + 40_000_000, 0);
+        let config = r#"{"num_hidden_layers": 4, "num_attention_heads": 2, "head_dim": 64}"#;
+        fs::write(folder.join("config.json"), config).unwrap();
+        fs::write(folder.join("m.safetensors"), bytes).unwrap();
+        ModelFacts::read(folder).unwrap()
+    }
+
+    #[test]
+    fn what_is_kept_is_used_and_a_busy_machines_figures_are_remarked_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let (sizing, machine) = (sizing(folder.path()), machine("chip"));
+        let busy = Measurement {
+            machine: machine.clone(),
+            threads: 4,
+            array_bytes: 1 << 28,
+            best_gb_per_s: 20.0,
+            median_gb_per_s: 11.0,
+            passes: 20,
+            unix_s: now(),
+        };
+        Store::new(folder.path()).put(&busy).unwrap();
+        let facts = model(folder.path());
+        let found = prepare(facts.clone(), &sizing, &machine, WORKLOAD, None);
+        assert_eq!(found.question.buses.gb_per_s, Some(20.0));
+        assert!(!found.question.curve.as_ref().unwrap().is_measured());
+        assert!(found.notes[0].contains("--remeasure"), "{:?}", found.notes);
+        let timed = Calibration {
+            model: facts.name.clone(),
+            curve: Curve::measured(vec![(1, 0.010), (4, 0.012)], None, Vec::new()).unwrap(),
+            origin: "plan --measure".to_owned(),
+            load_before: Some(3.0),
+            unix_s: now(),
+        };
+        let kept = Calibrations::new(folder.path());
+        kept.put(&found.key, &timed).unwrap();
+        let again = prepare(facts.clone(), &sizing, &machine, WORKLOAD, None);
+        assert_eq!(again.calibration, Some(timed));
+        assert!(again.notes[1].contains("load 3.0"), "{:?}", again.notes);
+        let elsewhere = prepare(facts, &sizing, &machine, WORKLOAD, Some(100.0));
+        assert_eq!(
+            elsewhere.calibration, None,
+            "another machine's steps are not known"
+        );
+    }
+
+    #[test]
+    fn a_gpu_is_planned_with_its_data_sheet_and_its_own_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut sizing = sizing(folder.path());
+        let gpu = |index| Device {
+            index,
+            name: "NVIDIA H200".to_owned(),
+            memory_bytes: 140 << 30,
+            environment: Vec::new(),
+        };
+        sizing.devices = vec![gpu(0), gpu(1)];
+        let facts = model(folder.path());
+        let found = prepare(facts.clone(), &sizing, &machine("AMD"), WORKLOAD, None);
+        assert_eq!(found.question.buses.count, 2);
+        assert_eq!(found.question.buses.gb_per_s, Some(4800.0));
+        assert!(found.question.memory.per_device);
+        sizing.devices.clear();
+        sizing.is_mac = true;
+        let mac = prepare(
+            facts.clone(),
+            &sizing,
+            &machine("Apple M4 Pro"),
+            WORKLOAD,
+            None,
+        );
+        assert_eq!(mac.question.buses.gb_per_s, Some(273.0));
+        let unknown = prepare(facts, &sizing, &machine("Apple M99"), WORKLOAD, None);
+        assert_eq!(unknown.bandwidth, Bandwidth::Unknown);
+        assert!(
+            unknown.notes[0].contains("--bandwidth"),
+            "{:?}",
+            unknown.notes
+        );
+    }
+
+    #[test]
+    fn weights_that_the_cache_holds_have_no_ceiling() {
+        let folder = tempfile::tempdir().unwrap();
+        let roomy = Machine {
+            cache_bytes: Some(64 << 20),
+            memory_bytes: 1 << 20,
+            ..machine("chip")
+        };
+        let found = prepare(
+            model(folder.path()),
+            &sizing(folder.path()),
+            &roomy,
+            WORKLOAD,
+            None,
+        );
+        assert!(found.cache_resident);
+        assert_eq!(found.question.buses.gb_per_s, None);
+        assert_eq!(found.question.curve, None);
     }
 }
