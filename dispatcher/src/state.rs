@@ -26,19 +26,8 @@ pub struct StateFile {
 impl StateFile {
     /// Writes the file whole or not at all, readable by its owner alone.
     pub fn write(run_directory: &Path, state: &State) -> io::Result<Self> {
-        use std::io::Write;
-        use std::os::unix::fs::OpenOptionsExt;
         let path = run_directory.join(FILE_NAME);
-        let temporary = run_directory.join(format!(".{FILE_NAME}.{}", state.pid));
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&temporary)?;
-        file.write_all(&serde_json::to_vec(state)?)?;
-        drop(file);
-        fs::rename(&temporary, &path)?;
+        crate::service::write_whole(&path, &serde_json::to_vec(state)?, 0o600)?;
         Ok(Self { path })
     }
 

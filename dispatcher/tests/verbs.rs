@@ -215,7 +215,8 @@ fn help_of_every_verb_is_its_snapshot() {
             .clone()
             .mut_args(|argument| {
                 let shared = argument.get_help_heading().is_some();
-                argument.hide(shared)
+                let hidden = shared || argument.is_hide_set();
+                argument.hide(hidden)
             })
             .term_width(100);
         all.push_str(&format!(

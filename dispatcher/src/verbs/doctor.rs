@@ -113,7 +113,7 @@ fn configuration(config: &Result<Config, ConfigError>) -> Vec<Finding> {
     let mut all = vec![Finding::good(
         "configuration",
         format!(
-            "{} with {} instance(s) of {} slots, {} tokens of context",
+            "{}: instances {}, slots {}, context {} tokens",
             config.served_model_name, config.instances, config.slots, config.context_tokens
         ),
     )];
