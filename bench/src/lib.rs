@@ -27,6 +27,7 @@ pub mod sample;
 pub mod sse;
 pub mod statistics;
 pub mod sweep;
+pub mod synth;
 pub mod target;
 pub mod verbs;
 pub mod verdict;

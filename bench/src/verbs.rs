@@ -21,6 +21,7 @@ use crate::host::Surroundings;
 use crate::record::{self, Run};
 use crate::report::{markdown, svg};
 use crate::sweep::{self, Arm, Matrix, Order, Place, Results, WarmUp};
+use crate::synth;
 use crate::target::{Launch, Size};
 use crate::verdict;
 use crate::workload::{OutputLength, Shape, Workload};
@@ -38,6 +39,11 @@ pub fn run(args: Args) -> Result<(), BenchError> {
         Verb::Load(args) => run_load(&args),
         Verb::Compare(args) => run_compare(&args),
         Verb::Bus(args) => run_bus(&args),
+        Verb::Synth(args) => {
+            let bytes = synth::write(args.shapes, &args.tokenizer, args.seed, &args.out)?;
+            say(&format!("{}: {bytes} bytes", args.out.display()));
+            Ok(())
+        }
         Verb::Report(args) => run_report(&args),
         Verb::Flood(args) => run_flood(&args),
         Verb::Chaos(args) => run_chaos(&args),
