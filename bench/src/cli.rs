@@ -7,6 +7,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use crate::chaos;
 use crate::endpoint::Endpoint;
 use crate::error::BenchError;
+use crate::synth;
 
 /// Measures any OpenAI-compatible endpoint, queue included.
 #[derive(Debug, Parser)]
@@ -34,6 +35,8 @@ pub enum Verb {
     Compare(CompareArgs),
     /// Read bandwidth of this machine's memory
     Bus(BusArgs),
+    /// Writes a GGUF with a real model's shapes and random contents, to measure a machine with
+    Synth(SynthArgs),
     /// Tables, plots and the verdict of result files
     Report(ReportArgs),
     /// Reads many streams at next to no cost of its own: what the server can carry
@@ -424,6 +427,21 @@ pub struct BusArgs {
     /// Print JSON instead of words
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+pub struct SynthArgs {
+    /// Whose shapes
+    #[arg(long, value_enum, default_value_t = synth::Model::Qwen7B)]
+    pub shapes: synth::Model,
+    /// A GGUF file whose tokenizer and chat template are taken, and filled up to the shapes' vocabulary
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: PathBuf,
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// The file to write; 4.7 GB for qwen2.5-7b
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
 }
 
 #[derive(Debug, ClapArgs)]

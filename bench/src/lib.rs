@@ -34,6 +34,7 @@ pub mod status;
 pub mod steady;
 pub mod strain;
 pub mod sweep;
+pub mod synth;
 pub mod target;
 pub mod verbs;
 pub mod verdict;

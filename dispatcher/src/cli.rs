@@ -102,7 +102,7 @@ pub enum ConfigVerb {
 const GROUPS: [(&str, &[&str]); 5] = [
     ("Serve", &["serve", "reload", "service"]),
     ("Use", &["chat", "bench"]),
-    ("Look", &["status", "doctor"]),
+    ("Look", &["status", "doctor", "plan"]),
     ("Set up", &["config"]),
     ("Other", &[]),
 ];

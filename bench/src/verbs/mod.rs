@@ -9,6 +9,7 @@ mod study;
 
 use crate::cli::{Args, Verb};
 use crate::error::BenchError;
+use crate::synth;
 
 /// Carries out what was asked.
 ///
@@ -24,6 +25,11 @@ pub fn run(args: Args) -> Result<(), BenchError> {
         Verb::Load(args) => matrix::load_verb(&args),
         Verb::Compare(args) => compare::compare_verb(&args),
         Verb::Bus(args) => bus::bus_verb(&args),
+        Verb::Synth(args) => {
+            let bytes = synth::write(args.shapes, &args.tokenizer, args.seed, &args.out)?;
+            say(&format!("{}: {bytes} bytes", args.out.display()));
+            Ok(())
+        }
         Verb::Report(args) => report::report_verb(&args),
         Verb::Flood(args) => streams::flood_verb(&args),
         Verb::Chaos(args) => streams::chaos_verb(&args),

@@ -11,9 +11,11 @@
 //! as little as their probabilities moved. It uses [`uniform`]`(seed, index)` and nothing that
 //! earlier draws left behind, so that a stream resumed from its ids goes on as the same stream.
 
+mod lanes;
 mod select;
 mod uniform;
 mod vector;
+mod wide;
 
 #[cfg(test)]
 mod reference;
@@ -24,6 +26,7 @@ use proto::TokenId;
 use proto::generate::Sampling;
 use thiserror::Error;
 
+pub use self::lanes::{Job, sample_rows};
 use self::select::Scored;
 pub use self::uniform::uniform;
 
@@ -301,53 +304,6 @@ impl Sampler {
             top,
         })
     }
-}
-
-/// One row to be sampled.
-#[derive(Debug)]
-pub struct Job<'e> {
-    pub slot: usize,
-    pub sampler: &'e mut Sampler,
-    pub logits: &'e [f32],
-    /// The index of the token in its stream.
-    pub index: u32,
-}
-
-/// A thread costs about as much as sampling so many values.
-const VALUES_A_THREAD: usize = 1 << 20;
-
-/// Samples all rows, on up to `lanes` threads where there is enough to do for more than one.
-/// The answers come in the order of the jobs, and are the same whatever `lanes` is.
-#[must_use]
-pub fn sample_rows(
-    mut jobs: Vec<Job<'_>>,
-    lanes: usize,
-) -> Vec<(usize, Result<Sampled, Unusable>)> {
-    fn run(jobs: &mut [Job<'_>]) -> Vec<(usize, Result<Sampled, Unusable>)> {
-        jobs.iter_mut()
-            .map(|j| (j.slot, j.sampler.sample(j.logits, j.index)))
-            .collect()
-    }
-    let values: usize = jobs.iter().map(|j| j.logits.len()).sum();
-    let lanes = lanes.min(values / VALUES_A_THREAD).min(jobs.len());
-    if lanes <= 1 {
-        return run(&mut jobs);
-    }
-    let share = jobs.len().div_ceil(lanes);
-    std::thread::scope(|scope| {
-        let mut parts = jobs.chunks_mut(share);
-        let mine = parts.next();
-        let others: Vec<_> = parts.map(|part| scope.spawn(|| run(part))).collect();
-        let mut all = mine.map(run).unwrap_or_default();
-        for other in others {
-            match other.join() {
-                Ok(part) => all.extend(part),
-                // A panic in a part is a panic of the whole.
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        all
-    })
 }
 
 fn id(index: usize) -> Result<TokenId, Unusable> {

@@ -5,6 +5,8 @@
 
 /// Lanes of one pass: four SSE or one AVX-512 register. With more the compiler gives up.
 const LANES: usize = 16;
+/// Values that [`argmax`] looks through at a time: 16 KiB, half of a first-level cache.
+const SEARCHED: usize = 4096;
 /// Values of one block of [`Weights`].
 pub(super) const BLOCK: usize = 256;
 
@@ -14,6 +16,21 @@ pub(super) struct Unusable;
 
 /// The largest value.
 pub(super) fn maximum(values: &[f32]) -> Result<f32, Unusable> {
+    match largest(values) {
+        Some(top) if top > f32::NEG_INFINITY => Ok(top),
+        _ => Err(Unusable),
+    }
+}
+
+/// The largest value, −∞ where there is nothing larger; `None` where one is not a number or +∞.
+fn largest(values: &[f32]) -> Option<f32> {
+    let (top, usable) = super::wide::scan(values);
+    usable.then_some(top)
+}
+
+/// The largest value, and whether none is +∞ or not a number.
+#[inline(always)]
+pub(super) fn scan(values: &[f32]) -> (f32, bool) {
     let mut best = [f32::NEG_INFINITY; LANES];
     // A comparison with NaN is false, so NaN never wins: it is looked for apart, in the same pass.
     let mut bad = [0_u32; LANES];
@@ -30,29 +47,29 @@ pub(super) fn maximum(values: &[f32]) -> Result<f32, Unusable> {
         top = if x > top { x } else { top };
         any_bad |= u32::from(x < f32::INFINITY) ^ 1;
     }
-    if any_bad != 0 || top == f32::NEG_INFINITY {
-        Err(Unusable)
-    } else {
-        Ok(top)
-    }
+    (top, any_bad == 0)
 }
 
-/// The index of the largest value, the lowest of equal ones.
+/// The index of the largest value, the lowest of equal ones. Memory is read once: the block that
+/// holds the largest value is still in the first cache when it is searched.
 pub(super) fn argmax(values: &[f32]) -> Result<usize, Unusable> {
-    let top = maximum(values)?;
-    let (chunks, rest) = values.as_chunks::<LANES>();
-    for (n, chunk) in chunks.iter().enumerate() {
-        // No early exit inside of a chunk: that is what keeps it a vector comparison.
-        if chunk.iter().fold(false, |hit, &x| hit | (x == top)) {
-            return chunk
-                .iter()
-                .position(|&x| x == top)
-                .map(|at| n * LANES + at)
-                .ok_or(Unusable);
+    let mut best = f32::NEG_INFINITY;
+    let mut holder = 0;
+    let mut usable = false;
+    for (n, block) in values.chunks(SEARCHED).enumerate() {
+        match largest(block) {
+            Some(top) if top > best => (best, holder, usable) = (top, n, true),
+            Some(_) => {}
+            None => return Err(Unusable),
         }
     }
-    let at = rest.iter().position(|&x| x == top).ok_or(Unusable)?;
-    Ok(chunks.len() * LANES + at)
+    if !usable {
+        return Err(Unusable);
+    }
+    let start = holder * SEARCHED;
+    let block = values.get(start..).ok_or(Unusable)?;
+    let at = block.iter().position(|&x| x == best).ok_or(Unusable)?;
+    Ok(start + at)
 }
 
 /// e^x for x ≤ 0, within 3e-7 of its value; 0 below −87, where an f32 would be subnormal.
@@ -152,7 +169,7 @@ pub(super) fn log_sum_exp(values: &[f32], top: f32) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{BLOCK, LANES, Unusable, Weights, argmax, exp, log_sum_exp, maximum};
+    use super::{BLOCK, LANES, SEARCHED, Unusable, Weights, argmax, exp, log_sum_exp, maximum};
     use proptest::prelude::*;
 
     #[test]
@@ -171,8 +188,8 @@ mod tests {
 
     #[test]
     fn one_bad_number_anywhere_is_seen() {
-        for length in [1, LANES - 1, LANES, LANES + 1, 1000] {
-            for at in 0..length {
+        for length in [1, LANES - 1, LANES, LANES + 1, 1000, 2 * SEARCHED + 5] {
+            for at in (0..length).step_by(length.div_ceil(1000)) {
                 for bad in [f32::NAN, f32::INFINITY, -f32::NAN] {
                     let mut values = vec![1.0; length];
                     values[at] = bad;
@@ -187,7 +204,10 @@ mod tests {
     proptest! {
         #[test]
         fn argmax_is_the_lowest_index_of_the_largest(
-            values in proptest::collection::vec((-4_i8..4).prop_map(f32::from), 1..300)
+            values in prop_oneof![
+                proptest::collection::vec((-4_i8..4).prop_map(f32::from), 1..300),
+                proptest::collection::vec((-99_i8..99).prop_map(f32::from), 1..3 * SEARCHED),
+            ]
         ) {
             let mut best = 0;
             for (i, &x) in values.iter().enumerate() {

@@ -263,6 +263,74 @@ fn real_model_filled_gaps_change_nothing_for_anybody() {
 }
 
 #[test]
+fn real_model_a_prefix_in_another_slot_is_copied_while_that_slot_goes_on() {
+    let (engine, text) = engine(3, 256);
+    let mut plain = Plain::new(&text);
+    let mut driver = Driver::new(engine);
+    let cached = Task {
+        cache_prompt: true,
+        ..greedy()
+    };
+    let shared = long_prompt(&text, 90);
+    let with = |words: &str| {
+        let mut prompt = shared.clone();
+        prompt.extend(text.tokenise(words, false));
+        prompt
+    };
+    let (one, other) = (with(" The capital of France"), with(" One, two, three,"));
+    assert_eq!(driver.admit(0, &one, &cached), 0);
+    while driver.outputs[0].tokens.is_empty() && driver.outputs[0].end.is_none() {
+        driver.step();
+    }
+    let common = one.iter().zip(&other).take_while(|(a, b)| a == b).count();
+    assert!(common >= shared.len());
+    assert_eq!(driver.admit(2, &other, &cached) as usize, common);
+    let private = Task {
+        cache_prompt: false,
+        ..greedy()
+    };
+    assert_eq!(
+        driver.admit(1, &other, &private),
+        0,
+        "nothing is reused unasked"
+    );
+    for (slot, prompt) in [(0, &one), (2, &other), (1, &other)] {
+        let got = driver.finish(slot, 16).tokens;
+        let expected = plain.greedy(prompt, got.len());
+        plain.same_or_near_tie(&format!("slot {slot}"), prompt, &expected, &got);
+    }
+}
+
+#[test]
+fn real_model_padded_prompts_say_what_they_say_alone() {
+    let (engine, text) = engine(4, 256);
+    let mut plain = Plain::new(&text);
+    let mut driver = Driver::new(engine);
+    driver.engine.pad_prompts_up_to(20);
+    // Of different lengths, together within the first chunk of 16 tokens.
+    let prompts: Vec<Vec<TokenId>> = ["Once upon a time there", "The sky is", "One two three"]
+        .iter()
+        .map(|words| text.tokenise(words, true))
+        .collect();
+    assert!(prompts[0].len() > prompts[1].len());
+    assert!(prompts.iter().map(Vec::len).sum::<usize>() <= 16);
+    let most = 24;
+    for (slot, prompt) in (0..).zip(&prompts) {
+        driver.admit(slot, prompt, &greedy());
+    }
+    assert_eq!(
+        driver.step().prefill_tokens as usize,
+        prompts.iter().map(Vec::len).sum::<usize>(),
+        "all in one step, and padding is no prompt"
+    );
+    for (slot, prompt) in (0..).zip(&prompts) {
+        let got = driver.finish(slot, most).tokens;
+        let expected = plain.greedy(prompt, got.len());
+        plain.same_or_near_tie(&format!("slot {slot}"), prompt, &expected, &got);
+    }
+}
+
+#[test]
 fn real_model_sixteen_slots_step_together() {
     let (engine, text) = engine(16, 256);
     let mut driver = Driver::new(engine);

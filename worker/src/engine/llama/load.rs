@@ -12,23 +12,15 @@ use llama_cpp_2::{LlamaBackendDeviceType, list_llama_ggml_backend_devices};
 use proto::to_dispatcher::ModelIdentity;
 
 use super::gguf::Header;
+use super::place::{Asked, Place};
 use super::{LlamaEngine, LlamaText, Shape, log};
 use crate::engine::{Limits, LoadError, LoadOptions, Loaded, Progress, TextModel};
 
 /// llama.cpp's own bound on sequences.
 const SLOTS_MAX: u32 = 256;
 const THREADS_MAX: u32 = 1024;
-/// Tokens of one step on a CPU. From 64 rows on ggml's attention is another kernel there, whose
-/// logits for the same row differ by 0.6 and more (p99.9, Q4_1): below, a row's arithmetic does not
-/// depend on how many others are in the step. Few CPUs prefill more in the time a chunk may take.
-const STEP_TOKENS_CPU: u32 = 63;
-/// Tokens of one step on a GPU.
-const STEP_TOKENS_GPU: u32 = 1024;
 /// A slot's cache is a multiple of so many tokens.
-const CELLS_MULTIPLE: u32 = 256;
-/// More layers than any model has: all of them.
-const ALL_LAYERS: u32 = 100_000;
-
+pub(super) const CELLS_MULTIPLE: u32 = 256;
 /// Loads a model; to be called on the thread that will own the engine.
 ///
 /// # Errors
@@ -91,8 +83,14 @@ pub fn open(
     log::install();
     let _ = log::take();
     let backend = backend()?;
-    let place = Place::find(backend, options);
+    let asked = Asked {
+        gpu_layers: options.gpu_layers,
+        threads: options.threads,
+        built_for_gpu: cfg!(feature = "cuda"),
+    };
+    let place = Place::decide(asked, &gpus(backend)).map_err(permanent)?;
     let model = load_model(backend, &options.model, &architecture, &place, progress)?;
+    let device = place.confirmed(log::offloaded()).map_err(permanent)?;
     let text = Arc::new(LlamaText::new(model));
     if text.vocabulary() == 0 {
         return Err(permanent(format!("{path} has no vocabulary")));
@@ -136,7 +134,7 @@ pub fn open(
         vocabulary: text.vocabulary(),
         weight_bytes_per_step: header.weight_bytes_per_step(),
         kv_bytes_per_token: header.kv_bytes_per_token(),
-        device: place.words,
+        device,
     };
     let name = options.name.clone().unwrap_or_else(|| stem(&options.model));
     let identity = ModelIdentity {
@@ -149,6 +147,7 @@ pub fn open(
         step_tokens: step_tokens as usize,
         sampling_lanes: place.sampling_lanes,
         can_fill,
+        on_gpu: place.gpu_layers > 0,
     };
     Ok((
         LlamaEngine::new(context, Arc::clone(&text), limits, shape),
@@ -169,50 +168,17 @@ pub fn backend() -> Result<&'static LlamaBackend, LoadError> {
         .map_err(|e| LoadError::Transient(format!("start llama.cpp: {e}")))
 }
 
-/// Where the model runs.
-struct Place {
-    words: String,
-    gpu_layers: u32,
-    step_tokens: u32,
-    /// Threads that sample side by side. On a CPU engine they would only compete with its own.
-    sampling_lanes: usize,
-}
-
-impl Place {
-    fn find(backend: &LlamaBackend, options: &LoadOptions) -> Self {
-        let layers = options.gpu_layers.unwrap_or(ALL_LAYERS);
-        let gpus: Vec<String> = if backend.supports_gpu_offload() && layers > 0 {
-            list_llama_ggml_backend_devices()
-                .into_iter()
-                .filter(|d| {
-                    use LlamaBackendDeviceType::{Gpu, IntegratedGpu};
-                    matches!(d.device_type, Gpu | IntegratedGpu)
-                })
-                .map(|d| format!("{}: {}", d.name, d.description))
-                .collect()
-        } else {
-            Vec::new()
-        };
-        let threads = options.threads;
-        if gpus.is_empty() {
-            let plural = if threads == 1 { "" } else { "s" };
-            return Self {
-                words: format!("CPU ({threads} thread{plural})"),
-                gpu_layers: 0,
-                step_tokens: STEP_TOKENS_CPU,
-                sampling_lanes: 1,
-            };
-        }
-        let part = options
-            .gpu_layers
-            .map_or_else(String::new, |n| format!(" ({n} layers)"));
-        Self {
-            words: format!("{}{part}", gpus.join(", ")),
-            gpu_layers: layers,
-            step_tokens: STEP_TOKENS_GPU,
-            sampling_lanes: threads as usize,
-        }
+/// The GPUs that llama.cpp can use, in words.
+fn gpus(backend: &LlamaBackend) -> Vec<String> {
+    use LlamaBackendDeviceType::{Gpu, IntegratedGpu};
+    if !backend.supports_gpu_offload() {
+        return Vec::new();
     }
+    list_llama_ggml_backend_devices()
+        .into_iter()
+        .filter(|d| matches!(d.device_type, Gpu | IntegratedGpu))
+        .map(|d| format!("{}: {}", d.name, d.description))
+        .collect()
 }
 
 fn load_model(

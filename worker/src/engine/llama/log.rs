@@ -19,12 +19,15 @@ struct Tail {
     level: ggml_log_level,
     line: String,
     kept: VecDeque<String>,
+    /// What the last load said of its layers: on GPUs, and all.
+    offloaded: Option<(u32, u32)>,
 }
 
 static TAIL: Mutex<Tail> = Mutex::new(Tail {
     level: 0,
     line: String::new(),
     kept: VecDeque::new(),
+    offloaded: None,
 });
 
 /// From now on llama.cpp and ggml log here; again is harmless.
@@ -52,6 +55,23 @@ pub(super) fn take() -> Vec<String> {
         .collect()
 }
 
+/// The layers that the last load put on GPUs, and how many the model has, in llama.cpp's words: there
+/// is no call that tells.
+pub(super) fn offloaded() -> Option<(u32, u32)> {
+    TAIL.lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .offloaded
+        .take()
+}
+
+/// `load_tensors: offloaded 29/29 layers to GPU`
+fn layers(line: &str) -> Option<(u32, u32)> {
+    let (_, rest) = line.split_once(": offloaded ")?;
+    let (counts, _) = rest.split_once(" layers to GPU")?;
+    let (there, all) = counts.split_once('/')?;
+    Some((there.parse().ok()?, all.parse().ok()?))
+}
+
 extern "C" fn receive(level: ggml_log_level, text: *const c_char, _: *mut c_void) {
     if text.is_null() {
         return;
@@ -67,6 +87,9 @@ impl Tail {
     fn push(&mut self, level: ggml_log_level, text: &str) {
         if level != GGML_LOG_LEVEL_CONT {
             self.level = level;
+        }
+        if let Some(layers) = layers(text) {
+            self.offloaded = Some(layers);
         }
         if self.level != GGML_LOG_LEVEL_WARN && self.level != GGML_LOG_LEVEL_ERROR {
             return;
@@ -106,7 +129,19 @@ mod tests {
             level: 0,
             line: String::new(),
             kept: VecDeque::new(),
+            offloaded: None,
         }
+    }
+
+    #[test]
+    fn the_layers_on_the_gpu_are_read_from_the_line_that_tells_them() {
+        let mut tail = tail();
+        tail.push(2, "load_tensors: offloading output layer to GPU\n");
+        assert_eq!(tail.offloaded, None);
+        tail.push(2, "load_tensors: offloaded 29/29 layers to GPU\n");
+        assert_eq!(tail.offloaded, Some((29, 29)));
+        tail.push(2, "load_tensors: offloaded many/29 layers to GPU\n");
+        assert_eq!(tail.offloaded, Some((29, 29)));
     }
 
     #[test]

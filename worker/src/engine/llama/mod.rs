@@ -5,9 +5,11 @@
 //! the library is asked; whatever a step then answers but success ends the process.
 
 mod chunk;
+mod curve;
 mod gguf;
 mod load;
 mod log;
+mod place;
 mod plan;
 mod seat;
 mod text;
@@ -28,6 +30,7 @@ pub use self::load::{backend, load, open};
 pub use self::text::LlamaText;
 
 use self::chunk::Chunk;
+use self::curve::Curve;
 use self::plan::{Row, Turn};
 use self::seat::{Live, Seat};
 use crate::engine::{
@@ -39,6 +42,12 @@ use crate::sampler::{self, Sampled, Sampler, TokenLogprobs, Unusable};
 /// Prompt tokens a step of a row that steps alone: fixed, so that its arithmetic never depends on
 /// how busy the machine is.
 const ALONE_CHUNK: usize = 32;
+/// A copied prefix spares so many tokens at least; fewer are computed as fast.
+const COPIED_TOKENS_MIN: usize = 32;
+/// Caches up to this size are copied, so that the copy delays the next step by less than a prefill
+/// chunk: some 50 ms of a CPU's memory, some 5 ms of a GPU's.
+const COPIED_BYTES_MAX_CPU: u64 = 256 << 20;
+const COPIED_BYTES_MAX_GPU: u64 = 4 << 30;
 /// Warm-up runs no further shape after this.
 const WARM_UP_MAX: Duration = Duration::from_secs(60);
 
@@ -51,6 +60,8 @@ struct Shape {
     sampling_lanes: usize,
     /// A slot can forget its last token.
     can_fill: bool,
+    /// The layers are on a GPU.
+    on_gpu: bool,
 }
 
 /// One context of one model, with a seat for each slot.
@@ -65,6 +76,11 @@ pub struct LlamaEngine {
     turn: Turn,
     /// Gaps between the rows' slots are filled up to this length.
     fill_longest: usize,
+    /// On a GPU what a step of so many rows takes; empty on a CPU.
+    curve: Curve,
+    /// Prompt tokens that a pass of its own costs: neighbouring prompts are padded where that spares
+    /// passes. 0: never.
+    pad_price: usize,
     /// Counts admissions: who came first, and which kept cache is the oldest.
     admissions: u64,
 }
@@ -95,6 +111,8 @@ impl LlamaEngine {
             chunk: Chunk::new(shape.step_tokens),
             turn: Turn::default(),
             fill_longest: 0,
+            curve: Curve::default(),
+            pad_price: 0,
             admissions: 0,
         }
     }
@@ -109,6 +127,12 @@ impl LlamaEngine {
     /// away. Warm-up finds what pays; this is for tests.
     pub fn fill_gaps_up_to(&mut self, slots: usize) {
         self.fill_longest = if self.shape.can_fill { slots } else { 0 };
+    }
+
+    /// Sets what a pass of its own costs, in prompt tokens. Warm-up finds it on a GPU; on a CPU it is
+    /// nothing. This is for tests.
+    pub fn pad_prompts_up_to(&mut self, tokens: usize) {
+        self.pad_price = if self.shape.can_fill { tokens } else { 0 };
     }
 
     fn context_tokens(&self) -> usize {
@@ -196,7 +220,8 @@ impl LlamaEngine {
                     .get(row.position..row.position + row.count)
                     .ok_or_else(|| poisoned("a row without tokens".to_owned()))?
             };
-            for (offset, &token) in tokens.iter().enumerate() {
+            let padding = std::iter::repeat_n(&0, row.padding);
+            for (offset, &token) in tokens.iter().chain(padding).enumerate() {
                 let last = row.completes && offset + 1 == row.count;
                 let position =
                     i32::try_from(row.position + offset).map_err(|e| poisoned(e.to_string()))?;
@@ -211,10 +236,11 @@ impl LlamaEngine {
             .map_err(|e| poisoned(format!("a step failed: {e}")))?;
         // A GPU works on after the call; the time of a step is until it is done.
         self.context.synchronize();
-        for row in rows.iter().filter(|r| r.filler) {
-            let kept = self.forget_behind(row.slot, row.position)?;
-            if kept != row.position {
-                return Err(poisoned("a filler row can't be taken back".to_owned()));
+        for row in rows.iter().filter(|r| r.filler || r.padding > 0) {
+            let own = if row.filler { 0 } else { row.count };
+            let kept = self.forget_behind(row.slot, row.position + own)?;
+            if kept != row.position + own {
+                return Err(poisoned("a filler can't be taken back".to_owned()));
             }
         }
         Ok(())
@@ -280,10 +306,10 @@ impl LlamaEngine {
         let mut at = vec![None; self.seats.len()];
         let mut end = 0;
         for row in rows {
-            end += row.count;
             if let (true, Some(entry)) = (row.completes, at.get_mut(row.slot)) {
-                *entry = Some(end - 1);
+                *entry = Some(end + row.count - 1);
             }
+            end += row.length();
         }
         let mut jobs = Vec::new();
         for (slot, seat) in self.seats.iter_mut().enumerate() {
@@ -344,6 +370,7 @@ impl LlamaEngine {
                 completes: true,
                 decoding: false,
                 filler: false,
+                padding: 0,
             })
             .collect();
         let begun = Instant::now();
@@ -374,6 +401,81 @@ impl LlamaEngine {
     }
 }
 
+impl LlamaEngine {
+    /// Times steps of few and of many rows. A GPU's take milliseconds.
+    fn learn_curve(&mut self, pulse: &Pulse) -> Result<(), EngineError> {
+        if !self.shape.can_fill {
+            return Ok(());
+        }
+        let mut measured = Vec::new();
+        for rows in Curve::sizes(self.seats.len()) {
+            let mut best = Duration::MAX;
+            for _ in 0..4 {
+                best = best.min(self.rehearse(rows, 1)?);
+                pulse.beat();
+            }
+            measured.push((rows, best));
+        }
+        self.curve = Curve::new(measured);
+        Ok(())
+    }
+
+    /// A prefix of `prompt` that another slot's cache holds, and that is worth to be copied into `at`,
+    /// which holds `own` tokens of it: that slot, and how many tokens.
+    fn donor(&self, at: usize, own: usize, prompt: &[TokenId]) -> Option<(usize, usize)> {
+        // A slot's whole cache is copied, whatever is in it.
+        let cells = u64::from(
+            self.limits
+                .context_tokens
+                .next_multiple_of(load::CELLS_MULTIPLE),
+        );
+        let bytes = cells.saturating_mul(self.limits.kv_bytes_per_token);
+        let most = if self.shape.on_gpu {
+            COPIED_BYTES_MAX_GPU
+        } else {
+            COPIED_BYTES_MAX_CPU
+        };
+        if bytes > most || !self.shape.can_fill {
+            return None;
+        }
+        let others = self.seats.iter().enumerate().filter(|&(n, _)| n != at);
+        others
+            .map(|(n, seat)| (n, seat.shared_with(prompt).min(prompt.len() - 1)))
+            .max_by_key(|&(n, shared)| (shared, std::cmp::Reverse(n)))
+            .filter(|&(_, shared)| shared >= own + COPIED_TOKENS_MIN)
+    }
+
+    /// Copies slot `from`'s cache over slot `to`'s and keeps the first `tokens` of it.
+    fn copy(&mut self, from: usize, to: usize, tokens: usize) -> Result<usize, EngineError> {
+        let sequence = |slot: usize| i32::try_from(slot).map_err(|e| poisoned(e.to_string()));
+        self.forget(to)?;
+        // Whole: with a cache for each slot llama.cpp ends the process on a part.
+        self.context
+            .copy_kv_cache_seq(sequence(from)?, sequence(to)?, None, None)
+            .map_err(|e| poisoned(format!("copy a cache: {e}")))?;
+        self.forget_behind(to, tokens)
+    }
+
+    /// Finds what a pass costs in prompt tokens, given what a pass of `tokens` took. On a CPU padding
+    /// is not done: passes are nearly free there, and rows would no longer be computed as they would
+    /// be alone.
+    fn weigh_padding(&mut self, tokens: usize, took: Duration) -> Result<(), EngineError> {
+        if !self.shape.on_gpu || self.seats.len() < 2 {
+            return Ok(());
+        }
+        let mut pass = Duration::MAX;
+        for _ in 0..3 {
+            pass = pass.min(self.rehearse(1, 1)?);
+        }
+        let token = took.saturating_sub(pass).as_secs_f64() / tokens.max(1) as f64;
+        let price = (1..=self.shape.step_tokens)
+            .take_while(|&n| n as f64 * token < pass.as_secs_f64())
+            .count();
+        self.pad_prompts_up_to(price);
+        Ok(())
+    }
+}
+
 impl Engine for LlamaEngine {
     fn limits(&self) -> Limits {
         self.limits.clone()
@@ -393,7 +495,9 @@ impl Engine for LlamaEngine {
             self.rehearse(rows, 1)?;
             pulse.beat();
         }
-        if slots > 1 {
+        if slots > 1 && self.shape.on_gpu {
+            self.learn_curve(pulse)?;
+        } else if slots > 1 {
             self.weigh_fillers(pulse)?;
         }
         // Prefill from the smallest chunk to that of the target, which also finds its size.
@@ -404,7 +508,7 @@ impl Engine for LlamaEngine {
             self.chunk.observe(tokens, took);
             let grown = self.chunk.tokens().min(self.context_tokens());
             if grown <= tokens + tokens / 4 || begun.elapsed() > WARM_UP_MAX {
-                return Ok(());
+                return self.weigh_padding(tokens, took);
             }
         }
     }
@@ -421,10 +525,15 @@ impl Engine for LlamaEngine {
             }
         });
         let computed = self.seats.get(at).map_or(0, |seat| seat.computed);
-        let kept = if kept < computed {
-            self.forget_behind(at, kept)?
+        let donor = if task.cache_prompt && !task.batch_invariant {
+            self.donor(at, kept, prompt)
         } else {
-            kept
+            None
+        };
+        let kept = match donor {
+            Some((from, shared)) => self.copy(from, at, shared)?,
+            None if kept < computed => self.forget_behind(at, kept)?,
+            None => kept,
         };
         self.admissions += 1;
         let order = self.admissions;
@@ -454,17 +563,21 @@ impl Engine for LlamaEngine {
             .filter_map(|(slot, seat)| seat.want(slot, ALONE_CHUNK))
             .collect();
         let room = self.shape.step_tokens;
-        let mut rows = self.turn.plan(&wants, self.chunk.tokens(), room);
+        let whole = self.pad_price > 0;
+        let mut rows = self.turn.plan(&wants, self.chunk.tokens(), room, whole);
         if rows.is_empty() {
             return Ok(StepReport::default());
         }
         let context = self.context_tokens();
-        plan::fill(&mut rows, self.fill_longest, room, |slot| {
-            self.seats
-                .get(slot)
-                .map(|seat| seat.computed)
-                .filter(|&computed| computed < context)
-        });
+        let position = |slot: usize| {
+            let seat = self.seats.get(slot)?;
+            Some(seat.computed).filter(|&computed| computed < context)
+        };
+        let joins =
+            |before, gap, after| gap <= self.fill_longest || self.curve.joins(before, gap, after);
+        plan::fill(&mut rows, room, joins, position);
+        plan::round_up(&mut rows, |n| self.curve.missing(n), position);
+        plan::pad(&mut rows, self.pad_price, room, context);
         let begun = Instant::now();
         self.decode(&rows)?;
         let took = begun.elapsed();
@@ -503,6 +616,11 @@ impl Engine for LlamaEngine {
         // What is spared, less a part of what is thrown away: a long conversation's cache is not
         // given up for a few words that every prompt begins with. Of equals the lowest slot, so that
         // the live ones lie close together.
+        if self.shape.on_gpu {
+            // A gap between the live slots costs a pass in every step, and a prefix elsewhere can be
+            // copied: the lowest slot, whatever it holds.
+            return free.iter().copied().min();
+        }
         free.iter().copied().max_by_key(|slot| {
             let score = self.seats.get(slot.0 as usize).map_or(i64::MIN, |seat| {
                 let shared = seat.shared_with(prompt);

@@ -27,6 +27,15 @@ pub(super) struct Row {
     pub(super) decoding: bool,
     /// Stands in for a slot that has nothing to do; what it computes is thrown away.
     pub(super) filler: bool,
+    /// Tokens behind the row's own that are computed and thrown away.
+    pub(super) padding: usize,
+}
+
+impl Row {
+    /// Tokens that it takes in the batch.
+    pub(super) fn length(&self) -> usize {
+        self.count + self.padding
+    }
 }
 
 /// Remembers whose turn it was, so that rows that step alone and the others alternate.
@@ -38,8 +47,15 @@ pub(super) struct Turn {
 
 impl Turn {
     /// The rows of the next step: every decoding slot and, first come first served, prompt tokens up
-    /// to `chunk`, `room` rows in all; or one slot alone.
-    pub(super) fn plan(&mut self, wants: &[Want], chunk: usize, room: usize) -> Vec<Row> {
+    /// to `chunk`, `room` rows in all; or one slot alone. `whole`: a prompt that fits in one chunk
+    /// waits for the next one rather than to be cut.
+    pub(super) fn plan(
+        &mut self,
+        wants: &[Want],
+        chunk: usize,
+        room: usize,
+        whole: bool,
+    ) -> Vec<Row> {
         let shared = wants.iter().any(|w| w.alone.is_none());
         let alone = self.next_alone(wants);
         self.alone_last = match alone {
@@ -65,9 +81,11 @@ impl Turn {
             .collect();
         waiting.sort_by_key(|w| w.order);
         let mut budget = chunk.max(1).min(room - rows.len().min(room));
+        let full = budget;
         for want in waiting {
             let count = want.pending.min(budget);
-            if count == 0 {
+            let cut = count < want.pending && want.pending <= full;
+            if count == 0 || (whole && cut) {
                 break;
             }
             budget -= count;
@@ -94,41 +112,116 @@ fn row(want: &Want, count: usize) -> Row {
         completes: count == want.pending,
         decoding: want.decoding,
         filler: false,
+        padding: 0,
     }
 }
 
-/// Puts the rows in the order of their slots, and a filler row in each slot of a gap of at most
-/// `longest` slots between two of them. llama.cpp makes a pass of its own after each gap.
-/// `position` is where a slot's next token would go; `None`: it has no room for one.
+/// Puts the rows in the order of their slots, and filler rows in the slots of a gap between two runs of
+/// them where that pays: llama.cpp makes a pass of its own after each gap. `joins` is asked with the
+/// length of a run, of the gap, and of the run after it. `position` is where a slot's next token would
+/// go; `None`: it has no room for one.
 pub(super) fn fill(
     rows: &mut Vec<Row>,
-    longest: usize,
     room: usize,
+    joins: impl Fn(usize, usize, usize) -> bool,
     position: impl Fn(usize) -> Option<usize>,
 ) {
     rows.sort_unstable_by_key(|r| r.slot);
     let mut total: usize = rows.iter().map(|r| r.count).sum();
     let mut fillers = Vec::new();
-    for pair in rows.windows(2) {
-        let gap = pair[0].slot + 1..pair[1].slot;
-        if gap.is_empty() || gap.len() > longest || total + gap.len() > room {
-            continue;
-        }
+    let mut before = 0;
+    let mut runs = rows
+        .chunk_by(|a, b| a.slot + 1 == b.slot)
+        .filter_map(|run| Some((run.first()?.slot, run.last()?.slot)))
+        .peekable();
+    while let Some((first, last)) = runs.next() {
+        before += last + 1 - first;
+        let Some(&(next, end)) = runs.peek() else {
+            break;
+        };
+        let gap = last + 1..next;
         let positions: Option<Vec<usize>> = gap.clone().map(&position).collect();
-        for (slot, position) in gap.zip(positions.unwrap_or_default()) {
-            total += 1;
-            fillers.push(Row {
-                slot,
-                position,
-                count: 1,
-                completes: false,
-                decoding: false,
-                filler: true,
-            });
-        }
+        let (Some(positions), true, true) = (
+            positions,
+            total + gap.len() <= room,
+            joins(before, gap.len(), end + 1 - next),
+        ) else {
+            before = 0;
+            continue;
+        };
+        total += gap.len();
+        before += gap.len();
+        fillers.extend(gap.zip(positions).map(|(slot, at)| filler(slot, at)));
     }
     rows.extend(fillers);
     rows.sort_unstable_by_key(|r| r.slot);
+}
+
+/// Adds `missing` filler rows behind (or before) rows that are one run of a single token each, so that
+/// the step has a size at which it is faster. The rows are in the order of their slots.
+pub(super) fn round_up(
+    rows: &mut Vec<Row>,
+    missing: impl Fn(usize) -> usize,
+    position: impl Fn(usize) -> Option<usize>,
+) {
+    let (Some(first), Some(last)) = (rows.first(), rows.last()) else {
+        return;
+    };
+    let one_run = last.slot + 1 - first.slot == rows.len();
+    if !one_run || rows.iter().any(|r| r.count != 1) {
+        return;
+    }
+    let wanted = missing(rows.len());
+    let behind = last.slot + 1..;
+    let before = (0..first.slot).rev();
+    let mut fillers: Vec<Row> = behind
+        .map_while(|slot| Some(filler(slot, position(slot)?)))
+        .take(wanted)
+        .collect();
+    let left = wanted - fillers.len();
+    fillers.extend(
+        before
+            .map_while(|slot| Some(filler(slot, position(slot)?)))
+            .take(left),
+    );
+    if fillers.len() == wanted {
+        rows.extend(fillers);
+        rows.sort_unstable_by_key(|r| r.slot);
+    }
+}
+
+fn filler(slot: usize, position: usize) -> Row {
+    Row {
+        slot,
+        position,
+        count: 1,
+        completes: false,
+        decoding: false,
+        filler: true,
+        padding: 0,
+    }
+}
+
+/// Makes prompts in neighbouring slots equally long, where the padding costs less than the passes that
+/// it spares: llama.cpp takes as many tokens of each slot in one pass as the shortest has left, and
+/// makes further passes of the rest. `price`: prompt tokens that a pass of its own costs. The rows are
+/// in the order of their slots.
+pub(super) fn pad(rows: &mut [Row], price: usize, room: usize, context: usize) {
+    let mut total: usize = rows.iter().map(Row::length).sum();
+    let prompt = |row: &Row| !row.decoding && !row.filler && row.count > 1;
+    for run in rows.chunk_by_mut(|a, b| prompt(a) && prompt(b) && a.slot + 1 == b.slot) {
+        let longest = run.iter().map(|r| r.count).max().unwrap_or(0);
+        let shorter = run.iter().filter(|r| r.count < longest).count();
+        let padding: usize = run.iter().map(|r| longest - r.count).sum();
+        let fits = run.iter().all(|r| r.position + longest <= context);
+        if padding > shorter * price || total + padding > room || !fits {
+            continue;
+        }
+        total += padding;
+        for row in run {
+            row.padding = longest - row.count;
+        }
+    }
 }
 
 /// Whether llama.cpp can be given these rows. It ends the process on what it does not accept, so
@@ -150,8 +243,9 @@ pub(super) fn check(
         if row.count == 0 {
             return Err("a row is empty");
         }
-        total = total.saturating_add(row.count);
-        if row.position.saturating_add(row.count) > context {
+        let length = row.count.saturating_add(row.padding);
+        total = total.saturating_add(length);
+        if row.position.saturating_add(length) > context {
             return Err("a row leaves its context");
         }
     }
@@ -163,7 +257,7 @@ pub(super) fn check(
 
 #[cfg(test)]
 mod tests {
-    use super::{Row, Turn, Want, check, fill};
+    use super::{Row, Turn, Want, check, fill, pad, round_up};
     use proptest::prelude::*;
 
     fn decoding(slot: usize) -> Want {
@@ -194,7 +288,7 @@ mod tests {
             prefilling(1, 12),
             decoding(3),
         ];
-        let rows = Turn::default().plan(&wants, 16, 512);
+        let rows = Turn::default().plan(&wants, 16, 512, false);
         let shares: Vec<(usize, usize, bool)> = rows
             .iter()
             .map(|r| (r.slot, r.count, r.completes))
@@ -214,7 +308,12 @@ mod tests {
         };
         let wants = [decoding(0), alone(1), alone(2), decoding(3)];
         let seen: Vec<Vec<usize>> = (0..6)
-            .map(|_| turn.plan(&wants, 16, 512).iter().map(|r| r.slot).collect())
+            .map(|_| {
+                turn.plan(&wants, 16, 512, false)
+                    .iter()
+                    .map(|r| r.slot)
+                    .collect()
+            })
             .collect();
         assert_eq!(
             seen,
@@ -232,18 +331,21 @@ mod tests {
             alone: Some(32),
             ..prefilling(5, 70)
         }];
-        assert_eq!(turn.plan(&wants, 500, 512)[0].count, 32);
-        assert_eq!(turn.plan(&wants, 500, 512)[0].count, 32);
+        assert_eq!(turn.plan(&wants, 500, 512, false)[0].count, 32);
+        assert_eq!(turn.plan(&wants, 500, 512, false)[0].count, 32);
     }
 
     #[test]
     fn gaps_that_pay_are_filled_and_others_are_not() {
         let filled = |longest, room, full: Option<usize>| {
             let wants = [decoding(7), decoding(0), decoding(2), decoding(3)];
-            let mut rows = Turn::default().plan(&wants, 16, 64);
-            fill(&mut rows, longest, room, |slot| {
-                (Some(slot) != full).then_some(slot * 10)
-            });
+            let mut rows = Turn::default().plan(&wants, 16, 64, false);
+            fill(
+                &mut rows,
+                room,
+                |_, gap, _| gap <= longest,
+                |slot| (Some(slot) != full).then_some(slot * 10),
+            );
             assert_eq!(check(&rows, 8, 64, 512), Ok(()));
             let fillers = rows.iter().filter(|r| r.filler);
             fillers.map(|r| (r.slot, r.position)).collect::<Vec<_>>()
@@ -256,6 +358,81 @@ mod tests {
     }
 
     #[test]
+    fn runs_are_joined_with_what_was_joined_before() {
+        let wants = [decoding(0), decoding(2), decoding(3), decoding(6)];
+        let mut rows = Turn::default().plan(&wants, 16, 64, false);
+        let asked = std::cell::RefCell::new(Vec::new());
+        fill(
+            &mut rows,
+            64,
+            |before, gap, after| {
+                asked.borrow_mut().push((before, gap, after));
+                gap < 2
+            },
+            Some,
+        );
+        assert_eq!(asked.into_inner(), [(1, 1, 2), (4, 2, 1)]);
+    }
+
+    #[test]
+    fn rows_of_a_slow_number_get_company_where_there_are_neighbouring_slots() {
+        let rounded = |slots: std::ops::Range<usize>, missing: usize| {
+            let wants: Vec<Want> = slots.map(decoding).collect();
+            let mut rows = Turn::default().plan(&wants, 16, 64, false);
+            round_up(&mut rows, |_| missing, |slot| (slot < 8).then_some(5));
+            assert_eq!(check(&rows, 8, 64, 512), Ok(()));
+            rows.iter().map(|r| (r.slot, r.filler)).collect::<Vec<_>>()
+        };
+        assert_eq!(rounded(0..2, 1), [(0, false), (1, false), (2, true)]);
+        assert_eq!(rounded(6..8, 1), [(5, true), (6, false), (7, false)]);
+        assert_eq!(rounded(1..7, 2).len(), 8);
+        assert_eq!(rounded(1..7, 3).len(), 6, "there are only two");
+        assert_eq!(rounded(0..2, 0).len(), 2);
+        let mut apart = Turn::default().plan(&[decoding(0), decoding(2)], 16, 64, false);
+        round_up(&mut apart, |_| 1, Some);
+        assert_eq!(apart.len(), 2, "they are no run");
+        let mut prompt = Turn::default().plan(&[prefilling(0, 9)], 16, 64, false);
+        round_up(&mut prompt, |_| 1, Some);
+        assert_eq!(prompt.len(), 1, "a prompt is no single token");
+    }
+
+    #[test]
+    fn neighbouring_prompts_become_equally_long_where_that_is_cheaper_than_a_pass() {
+        let padded = |counts: &[usize], price, room, start| {
+            let want = |(n, &count)| Want {
+                position: if n == 0 { start } else { 0 },
+                ..prefilling(n, count)
+            };
+            let wants: Vec<Want> = (0..).zip(counts).map(want).collect();
+            let mut rows = Turn::default().plan(&wants, 500, room, true);
+            pad(&mut rows, price, room, 120);
+            assert_eq!(check(&rows, 8, room, 120), Ok(()));
+            rows.iter().map(|r| r.padding).collect::<Vec<_>>()
+        };
+        assert_eq!(padded(&[90, 100, 96], 10, 512, 20), [10, 0, 4]);
+        assert_eq!(padded(&[90, 100, 96], 6, 512, 0), [0, 0, 0], "too dear");
+        assert_eq!(padded(&[90, 100, 96], 10, 290, 0), [0, 0, 0], "no room");
+        assert_eq!(padded(&[90, 100, 96], 10, 512, 21), [0, 0, 0], "no context");
+        assert_eq!(padded(&[90, 1, 96], 500, 512, 0), [0, 0, 0], "a gap");
+        assert_eq!(padded(&[90, 100], 0, 512, 0), [0, 0], "on a CPU");
+    }
+
+    #[test]
+    fn a_prompt_that_fits_in_one_chunk_is_not_cut_where_cutting_costs_a_pass() {
+        let counts = |wants: &[Want], whole| {
+            let rows = Turn::default().plan(wants, 100, 512, whole);
+            rows.iter().map(|r| r.count).collect::<Vec<_>>()
+        };
+        let short = [prefilling(0, 60), prefilling(1, 60)];
+        assert_eq!(counts(&short, true), [60]);
+        assert_eq!(counts(&short, false), [60, 40]);
+        // One that fits in none is cut, wherever it stands.
+        let long = [prefilling(0, 60), prefilling(1, 300)];
+        assert_eq!(counts(&long, true), [60, 40]);
+        assert_eq!(counts(&long[1..], true), [100]);
+    }
+
+    #[test]
     fn a_bad_batch_is_refused() {
         let good = Row {
             slot: 0,
@@ -264,6 +441,7 @@ mod tests {
             completes: true,
             decoding: false,
             filler: false,
+            padding: 0,
         };
         assert_eq!(check(&[good], 1, 4, 4), Ok(()));
         for bad in [
@@ -280,6 +458,7 @@ mod tests {
                 ..good
             }],
             vec![Row { count: 5, ..good }],
+            vec![Row { padding: 1, ..good }],
         ] {
             assert!(check(&bad, 1, 4, 4).is_err(), "{bad:?}");
         }
@@ -303,11 +482,14 @@ mod tests {
             wants in (0_usize..9).prop_flat_map(|n| (0..n).map(a_want).collect::<Vec<_>>()),
             chunk in 0_usize..900,
             more in 0_usize..500,
+            price in 0_usize..100,
         ) {
             let room = 9 + more;
             let mut turn = Turn::default();
             for _ in 0..4 {
-                let rows = turn.plan(&wants, chunk, room);
+                let mut rows = turn.plan(&wants, chunk, room, price > 0);
+                rows.sort_unstable_by_key(|r| r.slot);
+                pad(&mut rows, price, room, 1000);
                 prop_assert_eq!(rows.is_empty(), wants.is_empty());
                 if !rows.is_empty() {
                     prop_assert_eq!(check(&rows, 9, room, 1000), Ok(()));
