@@ -1,4 +1,4 @@
-//! One page that needs nothing else: tables, plots, verdict. Reads the Markdown that [`super::markdown`] writes, and no other.
+//! One page that needs nothing else: tables, plots, verdict. Reads the Markdown that this program writes, and no other.
 
 use super::markdown::Slo;
 use super::plots;
