@@ -1,4 +1,4 @@
-//! One page that needs nothing else: tables, plots, verdict. Reads the Markdown that [`super::markdown`] writes, and no other.
+//! One page that needs nothing else: tables, plots, verdict. Reads the Markdown that this program writes, and no other.
 
 use super::markdown::Slo;
 use super::plots;
@@ -22,6 +22,7 @@ pub fn page(runs: &[Recorded], slo: Slo) -> String {
             body += &svg::render(&chart);
         }
     }
+    body += &body_of(&super::joint_verdict(runs, slo));
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>dispatcher-bench</title><style>{STYLE}</style></head>\n<body>\n{body}</body></html>\n"
     )

@@ -54,3 +54,21 @@ pub fn markdown(recorded: &Recorded, slo: Slo) -> String {
     }
     text
 }
+
+/// What the parts of a study say together, such as which engine for which work; nothing where there are no two.
+#[must_use]
+pub fn joint_verdict(runs: &[Recorded], slo: Slo) -> String {
+    let parts: Vec<&Recorded> = runs
+        .iter()
+        .filter(|run| run.run.suite.as_deref() == Some("study"))
+        .collect();
+    let [first, _, ..] = parts[..] else {
+        return String::new();
+    };
+    let cells: Vec<_> = parts.iter().flat_map(|run| run.cells.clone()).collect();
+    let mut text = String::from("## study: the verdict\n");
+    for sentence in words::verdict(&cells, slo, first.run.seed) {
+        text += &format!("\n**Verdict.** {sentence}\n");
+    }
+    text
+}

@@ -7,8 +7,9 @@ const COLOURS: [u32; 7] = [
 const GRID: u32 = 0xdddddd;
 const INK: u32 = 0x222222;
 
-pub(crate) const WIDTH: f64 = 760.0;
-pub(crate) const HEIGHT: f64 = 430.0;
+/// Of a page, in units.
+pub const WIDTH: f64 = 760.0;
+pub const HEIGHT: f64 = 430.0;
 const LEFT: f64 = 70.0;
 const BOTTOM: f64 = 60.0;
 const TOP: f64 = 56.0;

@@ -7,7 +7,7 @@ use crate::cli::{PagesArgs, ReportArgs, SloArgs};
 use crate::error::BenchError;
 use crate::record::{self, Recorded};
 use crate::report::markdown::Slo;
-use crate::report::{self, hlog, html, plots, png, svg, words};
+use crate::report::{self, hlog, html, plots, png, svg};
 
 impl From<SloArgs> for Slo {
     fn from(args: SloArgs) -> Self {
@@ -32,6 +32,10 @@ pub(super) fn report_verb(args: &ReportArgs) -> Result<(), BenchError> {
     }
     for recorded in &runs {
         say(&report::markdown(recorded, slo));
+    }
+    let joint = report::joint_verdict(&runs, slo);
+    if !joint.is_empty() {
+        say(&joint);
     }
     write_pages(&runs, slo, &args.pages)
 }
@@ -64,10 +68,4 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), BenchError> {
         path: path.to_owned(),
         source,
     })
-}
-
-/// What the cells of several runs of one machine say together, such as which engine for which work.
-pub(super) fn joint_verdict(runs: &[Recorded], slo: Slo) -> Vec<String> {
-    let cells: Vec<_> = runs.iter().flat_map(|run| run.cells.clone()).collect();
-    words::verdict(&cells, slo, runs.first().map_or(1, |run| run.run.seed))
 }

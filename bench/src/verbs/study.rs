@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::matrix::{Asked, arms, closed, measure, serving};
-use super::report::{joint_verdict, write_pages};
+use super::report::write_pages;
 use super::say;
 use crate::cli::{MatrixArgs, StudyArgs};
 use crate::error::BenchError;
@@ -37,10 +37,7 @@ pub(super) fn study_verb(args: &StudyArgs) -> Result<(), BenchError> {
         servers.retain(|arm| found.cells.iter().any(|one| one.cell.arm == arm.name));
         runs.push(found);
     }
-    say("## Study: the verdict\n");
-    for sentence in joint_verdict(&runs, slo) {
-        say(&format!("* {sentence}"));
-    }
+    say(&report::joint_verdict(&runs, slo));
     write_pages(&runs, slo, &args.pages)
 }
 

@@ -37,7 +37,7 @@ fn the_study_prints_its_three_tables_beside_the_studys_own_and_writes_its_pages(
         "| llama.cpp | 3×1 | 49.3 | 1.09 |",
         "| server | 3×1 | concurrency 4 | 4/4 |",
         "| server | 1×8 | concurrency 2 | 4/4 |",
-        "## Study: the verdict",
+        "## study: the verdict",
         "× the memory for",
         "run `--instances",
     ] {
@@ -48,7 +48,11 @@ fn the_study_prints_its_three_tables_beside_the_studys_own_and_writes_its_pages(
     assert!(runs.iter().all(|run| run.unfinished.is_empty()));
     let page = std::fs::read_to_string(at("study.html")).unwrap();
     assert_eq!(page.matches("<svg").count(), 3);
-    assert!(page.contains("<table>") && page.contains("class=\"verdict\""));
+    assert!(
+        page.contains("study: the verdict")
+            && page.contains("<table>")
+            && page.contains("class=\"verdict\"")
+    );
     assert!(
         !page.contains("src=") && !page.contains("href="),
         "needs nothing else"
