@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mlx_rs::error::Exception;
 use mlx_rs::{Array, Dtype, transforms};
@@ -21,6 +21,9 @@ use crate::engine::{
     TextModel,
 };
 use crate::sampler::{self, Sampled, Sampler, Unusable};
+
+/// What the warm-up may spend on trying chunks: a restarted worker is waited for.
+const LEARNING_MAX: Duration = Duration::from_millis(500);
 
 /// A sequence that has a slot.
 #[derive(Debug)]
@@ -131,6 +134,7 @@ impl MlxEngine {
 
     /// Tries how long passes take, so that the first prompt's chunks already have the right length.
     fn learn_speed(&mut self, pulse: &Pulse) -> Result<(), Exception> {
+        let began = Instant::now();
         let mut caches = [Cache::new(self.shape)];
         let mut timed = |engine: &Self, rows: u32| {
             let tokens = vec![0; rows as usize];
@@ -149,7 +153,8 @@ impl MlxEngine {
         let mut tried = 0;
         loop {
             let chunk = self.schedule.chunk(false);
-            if chunk <= tried || chunk >= self.limits.context_tokens {
+            let spent = began.elapsed() > LEARNING_MAX;
+            if spent || chunk <= tried || chunk >= self.limits.context_tokens {
                 return Ok(());
             }
             let elapsed = timed(self, chunk)?;
