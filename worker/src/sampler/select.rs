@@ -6,6 +6,9 @@ use proto::TokenId;
 
 /// Values looked at together when most of them are too small to matter.
 const CHUNK: u16 = 16;
+/// Weights whose bits are equal without so many of the lowest are counted together: 32 classes an
+/// octave.
+const CLASS_SHIFT: u32 = 18;
 /// The first guess at how many tokens hold the nucleus.
 const NUCLEUS_GUESS: usize = 64;
 
@@ -74,16 +77,54 @@ pub(super) fn cut_to_nucleus(best_first: &mut Vec<Scored>, needed: f64) -> bool 
     false
 }
 
-/// The nucleus of a whole vocabulary's `weights`: takes more of the likeliest until they suffice.
+/// The nucleus of a whole vocabulary's `weights`, in no particular order. Mostly it is small, and the
+/// likeliest few are it; else it is counted out.
 pub(super) fn nucleus(weights: &[f32], needed: f64, out: &mut Vec<Scored>) {
-    let mut k = NUCLEUS_GUESS;
-    loop {
-        top_k(weights, k, out);
-        if cut_to_nucleus(out, needed) || k >= weights.len() {
-            return;
-        }
-        k = k.saturating_mul(8).min(weights.len());
+    top_k(weights, NUCLEUS_GUESS, out);
+    if cut_to_nucleus(out, needed) {
+        return;
     }
+    let Some(last) = last_of_nucleus(weights, needed, out) else {
+        // Rounding keeps the sum of all below what is needed: all are in.
+        out.clear();
+        out.extend((0..).zip(weights.iter().copied()));
+        return;
+    };
+    out.clear();
+    let all = (0..).zip(weights.iter().copied());
+    out.extend(all.filter(|scored| better(scored, &last).is_le()));
+}
+
+/// The least likely token of a nucleus: weights are counted by their leading bits, which order them as
+/// their values do, and only the class in which the sum is reached is sorted.
+fn last_of_nucleus(weights: &[f32], needed: f64, scratch: &mut Vec<Scored>) -> Option<Scored> {
+    let class = |weight: f32| (weight.max(0.0).to_bits() >> CLASS_SHIFT) as usize;
+    let mut mass = vec![0.0_f64; class(f32::INFINITY) + 1];
+    for &weight in weights {
+        if let Some(mass) = mass.get_mut(class(weight)) {
+            *mass += f64::from(weight);
+        }
+    }
+    let mut above = 0.0;
+    let reached = mass.iter().rposition(|mass| {
+        let reached = above + mass >= needed;
+        if !reached {
+            above += mass;
+        }
+        reached
+    })?;
+    scratch.clear();
+    let all = (0..).zip(weights.iter().copied());
+    scratch.extend(all.filter(|&(_, weight)| class(weight) == reached));
+    sort(scratch);
+    scratch
+        .iter()
+        .find(|&&(_, weight)| {
+            above += f64::from(weight);
+            above >= needed
+        })
+        .or(scratch.last())
+        .copied()
 }
 
 /// The place at which the running sum of `weights` passes `target`; the last positive weight where
@@ -105,7 +146,7 @@ pub(super) fn walk(weights: impl Iterator<Item = f32>, target: f64) -> Option<us
 
 #[cfg(test)]
 mod tests {
-    use super::{Scored, better, cut_to_nucleus, nucleus, top_k, walk};
+    use super::{Scored, better, cut_to_nucleus, nucleus, sort, top_k, walk};
     use proptest::prelude::*;
 
     fn sorted(values: &[f32]) -> Vec<Scored> {
@@ -140,10 +181,22 @@ mod tests {
             let total: f64 = values.iter().map(|&x| f64::from(x)).sum();
             let mut out = Vec::new();
             nucleus(&values, share * total, &mut out);
+            sort(&mut out);
             let mut expected = sorted(&values);
             cut_to_nucleus(&mut expected, share * total);
             prop_assert_eq!(out, expected);
         }
+    }
+
+    #[test]
+    fn of_equal_weights_the_lower_ids_are_in_the_nucleus_and_where_rounding_lacks_all_are() {
+        let flat = vec![0.5; 1000];
+        let mut out = Vec::new();
+        nucleus(&flat, 100.0, &mut out);
+        let ids: Vec<u32> = out.iter().map(|s| s.0).collect();
+        assert_eq!(ids, (0..200).collect::<Vec<_>>());
+        nucleus(&flat, 500.1, &mut out);
+        assert_eq!(out.len(), 1000);
     }
 
     #[test]
