@@ -42,6 +42,9 @@ pub enum Verb {
         /// As JSON.
         #[arg(long)]
         json: bool,
+        /// Measure the read bandwidth of the memory now (about a second), and keep it.
+        #[arg(long)]
+        bus: bool,
     },
     /// Have the running dispatcher read its configuration again and replace its workers.
     Reload,

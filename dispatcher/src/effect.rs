@@ -584,16 +584,15 @@ impl World {
 
     /// How things stand, from the machine's snapshot and what the world knows beside it.
     pub(crate) fn view(&self, snapshot: &Snapshot, now: Tick) -> View {
-        view::compose(
-            snapshot,
-            &self.fleet,
-            self.budget.view(),
-            &self.reconfigure,
-            &self.bus,
-            self.recorder.events(),
-            &self.served_model,
-            now,
-        )
+        let beside = view::Beside {
+            fleet: &self.fleet,
+            memory: self.budget.view(),
+            reconfigure: &self.reconfigure,
+            bus: &self.bus,
+            events: self.recorder.events(),
+            served_model: &self.served_model,
+        };
+        view::compose(snapshot, beside, now)
     }
 }
 

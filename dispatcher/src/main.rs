@@ -48,8 +48,8 @@ fn act(args: &Args) -> Result<(), RunError> {
         Some(Verb::Chat(arguments)) => {
             chat::run(arguments, &args.settings, &resolve(), &run_directory()?)?;
         }
-        Some(Verb::Doctor { json }) => {
-            let diagnosis = doctor::examine(&args.settings, &Surroundings::probe());
+        Some(Verb::Doctor { json, bus }) => {
+            let diagnosis = doctor::examine(&args.settings, &Surroundings::probe(), *bus);
             if *json {
                 answer(&format!("{:#}\n", diagnosis.json()));
             } else {

@@ -47,17 +47,26 @@ pub struct View {
     pub uptime_us: u64,
 }
 
+/// What the world knows beside the machine.
+pub(crate) struct Beside<'a> {
+    pub(crate) fleet: &'a Fleet,
+    pub(crate) memory: Option<MemoryView>,
+    pub(crate) reconfigure: &'a Reconfigure,
+    pub(crate) bus: &'a Bus,
+    pub(crate) events: Vec<EventView>,
+    pub(crate) served_model: &'a str,
+}
+
 /// The machine's snapshot, with what the world knows beside it.
-pub(crate) fn compose(
-    snapshot: &Snapshot,
-    fleet: &Fleet,
-    memory: Option<MemoryView>,
-    reconfigure: &Reconfigure,
-    bus: &Bus,
-    events: Vec<EventView>,
-    served_model: &str,
-    now: Tick,
-) -> View {
+pub(crate) fn compose(snapshot: &Snapshot, beside: Beside<'_>, now: Tick) -> View {
+    let Beside {
+        fleet,
+        memory,
+        reconfigure,
+        bus,
+        events,
+        served_model,
+    } = beside;
     let instances: Vec<_> = snapshot
         .instances
         .iter()

@@ -1,5 +1,6 @@
 //! `dispatcher doctor`: looks at the machine and the installation, and says of each thing what to do.
 
+mod bus;
 mod machine;
 mod service;
 
@@ -82,9 +83,10 @@ pub struct Diagnosis(Vec<Finding>);
 
 /// Looks at everything that `settings` mean on this machine.
 #[must_use]
-pub fn examine(settings: &Settings, around: &Surroundings) -> Diagnosis {
+pub fn examine(settings: &Settings, around: &Surroundings, measure_bus: bool) -> Diagnosis {
     let config = Config::resolve(settings, around);
     let mut all = machine::examine(config.as_ref().ok());
+    all.push(bus::examine(&around.cache_directory(), measure_bus));
     all.extend(configuration(&config));
     let directory = super::run_directory(settings, around).ok();
     let running = directory.as_deref().and_then(ask::running);

@@ -140,11 +140,24 @@ fn text(state: &State, status: &Value, metrics: &str, now_unix_s: u64, coloured:
         let _ = writeln!(out, "last reload refused: {problem}");
     }
     events(&mut out, status, now_unix_s);
-    let advice = [&status["bus"]["advice"], &status["advice"]];
-    if let Some(advice) = advice.into_iter().find_map(Value::as_str) {
-        let _ = writeln!(out, "\nadvice: {advice}");
-    }
+    advice(&mut out, status);
     out
+}
+
+/// What would make it faster, one line for each memory that instances read from.
+fn advice(out: &mut String, status: &Value) {
+    let buses = status["bus"].as_array().map_or(&[][..], Vec::as_slice);
+    for bus in buses {
+        let words = bus["advice"].as_str().unwrap_or_default();
+        if words.is_empty() {
+            continue;
+        }
+        let whose = match bus["device"].as_str() {
+            Some(device) if buses.len() > 1 => format!(" ({device})"),
+            _ => String::new(),
+        };
+        let _ = writeln!(out, "\nadvice{whose}: {words}");
+    }
 }
 
 fn instances(out: &mut String, status: &Value, paint: &dyn Fn(&str, bool) -> String) {
@@ -167,8 +180,8 @@ fn instances(out: &mut String, status: &Value, paint: &dyn Fn(&str, bool) -> Str
         };
         let memory = one["footprint_bytes"].as_u64();
         let memory = memory.map_or("-".to_owned(), bytes);
-        let bus = one["bus_percent"].as_f64();
-        let bus = bus.map_or("-".to_owned(), |percent| format!("{percent:.0}%"));
+        let bus = one["bus_usage"].as_f64();
+        let bus = bus.map_or("-".to_owned(), |part| format!("{:.0}%", part * 100.0));
         let _ = writeln!(
             out,
             "{:<8}  {}  {:>3}  {:>7}  {:>5.1}  {:>6.1}  {:>9}  {:>3}  {:>8}  {:>7}  {}",
@@ -343,7 +356,7 @@ mod tests {
             "uptime_us": 7_500_000_000_u64,
             "instances": [
                 {"instance": 0, "generation": 1, "state": "ready", "running": 7, "slots": 8, "device": "CPU",
-                 "batch_mean": 6.53, "tokens_per_s": 161.2, "footprint_bytes": 431_000_000, "bus_percent": 61.4,
+                 "batch_mean": 6.53, "tokens_per_s": 161.2, "footprint_bytes": 431_000_000, "bus_usage": 0.614,
                  "restarts": 0, "crashes": 0},
                 {"instance": 1, "generation": 4, "state": "loading", "progress_permille": 427, "running": 0,
                  "slots": 0, "restarts": 3, "crashes": 2},
@@ -358,7 +371,7 @@ mod tests {
                 {"at_unix_s": 100, "words": "instance 0 is ready"},
                 {"at_unix_s": 950, "words": "worker of instance 1 died: signal 6"}
             ],
-            "bus": {"advice": "bus 61 % busy at batch 6.5: batch 8 would add ~12 %"}
+            "bus": [{"device": "CPU", "advice": "bus 61 % busy at batch 6.5: batch 8 would add ~12 %"}]
         })
     }
 
