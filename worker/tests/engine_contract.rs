@@ -479,7 +479,7 @@ fn llama() -> Subject {
     Subject {
         selection: Selection::Llama,
         model: named.map_or_else(|| PathBuf::from(fetched), PathBuf::from),
-        is_exact: near_tie::llama("q4_1") == 0.0,
+        is_exact: near_tie::epsilon("llama", "q4_1") == 0.0,
     }
 }
 

@@ -9,20 +9,20 @@ static TABLE: LazyLock<Table> =
     LazyLock::new(|| toml::from_str(include_str!("../near_tie.toml")).expect("a table"));
 
 /// The largest difference of two candidates' logits that an engine's own arithmetic may decide
-/// either way. Unitless, as logits are.
+/// either way. Unitless, as logits are. Where this processor's kernels were measured, theirs.
 pub(crate) fn epsilon(engine: &str, format: &str) -> f32 {
-    let formats = TABLE.get(engine);
-    *formats
-        .and_then(|formats| formats.get(format))
+    let of = |name: &str| TABLE.get(name)?.get(format).copied();
+    measured_kernels()
+        .and_then(|kernels| of(&format!("{engine}-{kernels}")))
+        .or_else(|| of(engine))
         .unwrap_or_else(|| panic!("near_tie.toml says nothing of {engine} {format}"))
 }
 
-/// The same for llama.cpp on this computer's processor.
-#[cfg(feature = "llama")]
-pub(crate) fn llama(format: &str) -> f32 {
+/// Which of the processors in the table this one is.
+fn measured_kernels() -> Option<&'static str> {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {
-        return epsilon("llama-avx512", format);
+        return Some("avx512");
     }
-    epsilon("llama", format)
+    None
 }

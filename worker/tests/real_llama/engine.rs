@@ -49,7 +49,7 @@ fn real_model_what_prefilling_moves_logits_by_is_within_the_table() {
     let (_, p999, above) = differences.select_nth_unstable_by(rank, f32::total_cmp);
     let (p999, largest) = (*p999, above.iter().copied().fold(0.0, f32::max));
     eprintln!("p99.9 of the difference is {p999:e}, the largest {largest:e}");
-    let epsilon = near_tie::llama("q4_1");
+    let epsilon = near_tie::epsilon("llama", "q4_1");
     assert!(epsilon <= 0.05, "the design's bound for quantised weights");
     assert!(
         2.0 * p999 <= epsilon,

@@ -182,7 +182,7 @@ impl<'t> Plain<'t> {
 
 /// What two runs' logits of this model may differ by.
 fn epsilon() -> f32 {
-    near_tie::llama("q4_1")
+    near_tie::epsilon("llama", "q4_1")
 }
 
 /// Where two continuations first differ, and the ids before that.
