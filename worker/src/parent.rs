@@ -3,8 +3,11 @@
 use std::io::{self, Read};
 
 use crossbeam_channel::{Receiver, bounded};
-use nix::sys::signal::{SigSet, Signal, raise};
+#[cfg(target_os = "linux")]
+use nix::sys::signal::Signal;
 use nix::unistd::getppid;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 /// Bytes of the one-time token.
 const TOKEN_BYTES: usize = 32;
@@ -57,29 +60,23 @@ pub fn watch_standard_input() -> io::Result<Receiver<()>> {
 }
 
 /// Tells when SIGTERM comes. SIGINT and SIGHUP, which a terminal sends to everyone, are swallowed:
-/// the dispatcher decides what they mean. Call it before any other thread is started, as threads
-/// inherit what is blocked.
+/// the dispatcher decides what they mean.
+///
+/// By handlers, not by blocking: a BLAS starts threads as it is linked, before `main`, and a signal
+/// that one thread does not block ends the process.
 ///
 /// # Errors
 ///
-/// No thread could be started, or the signals could not be blocked.
+/// No thread could be started, or the handlers could not be set.
 pub fn watch_signals() -> io::Result<Receiver<()>> {
-    let mut watched = SigSet::empty();
-    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
-        watched.add(signal);
-    }
-    watched.thread_block()?;
+    let mut watched = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let (terminate, receiver) = bounded(1);
     std::thread::Builder::new()
         .name("signals".to_string())
         .spawn(move || {
-            loop {
-                match watched.wait() {
-                    Ok(Signal::SIGTERM) => {
-                        let _ = terminate.try_send(());
-                    }
-                    Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-                    Err(_) => return,
+            for signal in watched.forever() {
+                if signal == SIGTERM {
+                    let _ = terminate.try_send(());
                 }
             }
         })?;
@@ -88,8 +85,5 @@ pub fn watch_signals() -> io::Result<Receiver<()>> {
 
 /// Dies of SIGTERM, so that the wait status says so.
 pub fn die_of_sigterm() {
-    let mut term = SigSet::empty();
-    term.add(Signal::SIGTERM);
-    let _ = term.thread_unblock();
-    let _ = raise(Signal::SIGTERM);
+    let _ = signal_hook::low_level::emulate_default_handler(SIGTERM);
 }
