@@ -66,7 +66,7 @@ pub const BUILD: &str = env!("CARGO_PKG_VERSION");
 /// # Errors
 ///
 /// Where it could not start, or where no instance ever could. With a socket that outlives this process
-/// a configuration that cannot work is no such error: see [`crate::parked`].
+/// a configuration that cannot work is no such error: see the module `parked`.
 pub fn run(settings: &Settings, refusal: Option<String>) -> Result<(), RunError> {
     // First of all: they read the environment, which no other thread may do meanwhile.
     let inherited = socket::inherited()?;

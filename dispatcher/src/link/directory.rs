@@ -48,7 +48,7 @@ pub struct RunDirectory {
 
 impl RunDirectory {
     /// Creates the directory with mode 0700 (or narrows an existing one of ours to it) and takes
-    /// its lock, for which it waits up to [`LOCK_WAIT`].
+    /// its lock, for which it waits up to 2 s.
     ///
     /// # Errors
     ///
