@@ -1,5 +1,6 @@
 //! The machine that a run was made on.
 
+use dispatcher::bus::machine::{Machine, tell};
 use serde::{Deserialize, Serialize};
 
 /// What decides how fast a machine is. Part of the contract: results of two machines are not compared.
@@ -30,13 +31,13 @@ impl System {
     /// Of this machine.
     #[must_use]
     pub fn this() -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let machine = Machine::probe();
         Self {
-            os: std::env::consts::OS.into(),
-            architecture: std::env::consts::ARCH.into(),
-            chip: chip().unwrap_or_else(|| "unknown".into()),
-            cores: u32::try_from(cores).unwrap_or(u32::MAX),
-            memory_gib: memory_bytes().unwrap_or_default() >> 30,
+            os: machine.os,
+            architecture: machine.architecture,
+            chip: machine.chip,
+            cores: machine.cores,
+            memory_gib: machine.memory_bytes >> 30,
         }
     }
 }
@@ -61,37 +62,9 @@ impl Surroundings {
     }
 }
 
-fn chip() -> Option<String> {
-    let linux = read("/proc/cpuinfo").and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("model name"))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    });
-    linux.or_else(|| tell("sysctl", &["-n", "machdep.cpu.brand_string"]))
-}
-
-fn memory_bytes() -> Option<u64> {
-    let linux = read("/proc/meminfo").and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
-        let kib: u64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
-        Some(kib << 10)
-    });
-    linux.or_else(|| tell("sysctl", &["-n", "hw.memsize"])?.parse().ok())
-}
-
 fn read(path: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     Some(text.trim().to_owned())
-}
-
-/// What a small program of the system prints. Only asked where no file tells.
-fn tell(program: &str, arguments: &[&str]) -> Option<String> {
-    let output = std::process::Command::new(program)
-        .args(arguments)
-        .stderr(std::process::Stdio::null())
-        .output()
-        .ok()?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    (output.status.success() && !text.trim().is_empty()).then(|| text.trim().to_owned())
 }
 
 #[cfg(test)]

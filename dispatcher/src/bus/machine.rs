@@ -73,7 +73,8 @@ fn chip() -> Option<String> {
 }
 
 /// What a small program of the system prints. Only asked where no file tells.
-pub(crate) fn tell(program: &str, arguments: &[&str]) -> Option<String> {
+#[must_use]
+pub fn tell(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())

@@ -3,6 +3,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
 use super::*;
+use crate::devices::tests::host as gpus;
 
 /// A worker program that has these engines, and that is never asked for more than their names.
 fn write_worker(path: &Path, engines: &str) {
@@ -395,17 +396,6 @@ fn the_run_directory_is_found_without_a_model() {
         Config::run_directory(&settings, &machine.around).unwrap(),
         Path::new("/tmp/dispatcher-1-81")
     );
-}
-
-/// Hosts of equal GPUs, as a driver would list them.
-fn gpus(count: u32) -> Vec<Device> {
-    let gpu = |index| Device {
-        index,
-        name: "NVIDIA H200".to_owned(),
-        memory_bytes: 140 << 30,
-        environment: vec![("CUDA_VISIBLE_DEVICES", format!("GPU-{index}"))],
-    };
-    (0..count).map(gpu).collect()
 }
 
 #[test]

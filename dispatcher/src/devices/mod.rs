@@ -97,11 +97,11 @@ fn missing(index: u32, there: &[Device]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    /// A host of so many equal GPUs.
-    fn host(count: u32) -> Vec<Device> {
+    /// A host of so many equal GPUs, as a driver would list them.
+    pub(crate) fn host(count: u32) -> Vec<Device> {
         let gpu = |index| Device {
             index,
             name: "NVIDIA H200".to_owned(),
